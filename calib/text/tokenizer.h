@@ -1,0 +1,34 @@
+// Byte-level BPE, from GGUF metadata or tokenizer.json. Linear time in the text.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "formats/weights/model_files.h"
+
+namespace kvcc {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  /// Ids of `text`, added and special tokens recognised, no BOS. Invalid UTF-8 bytes become byte tokens; nothing throws
+  /// on content. `progress` (may be empty) gets bytes done, from time to time.
+  virtual std::vector<int32_t> encode(std::string_view text,
+                                      const std::function<void(size_t)>& progress = {}) const = 0;
+  virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  virtual int64_t vocab_size() const = 0;
+  virtual int64_t bos_id() const = 0;      ///< -1: none
+  virtual bool adds_bos() const = 0;       ///< the model's own policy, for --bos auto
+  virtual std::string sha256() const = 0;  ///< of everything that decides the ids
+};
+
+/// Throws Error(bad_input) for a tokenizer or pre-tokenizer that is not known, naming it and the known ones; hint:
+/// --ids FILE.
+std::unique_ptr<Tokenizer> make_tokenizer(const TokenizerSource& source);
+
+}  // namespace kvcc

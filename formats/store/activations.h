@@ -1,0 +1,78 @@
+// The activations folder (NAME.acts), version 1: manifest.json and one HDF5 shard per sample and layer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "formats/core/model_info.h"
+
+namespace kvcc {
+
+/// Everything that decides the bytes of the activations; a resumed run must agree in all of it.
+struct ActivationsSettings {
+  ModelInfo model;
+  std::string tokenizer_sha256;
+  std::string text_name, text_sha256, text_flavour;  ///< flavour: "raw", "tokens", "ids", "self"
+  std::string bos = "off";
+  int64_t samples = 0, seqlen = 0, seed = 0;
+  std::vector<int64_t> offsets;            ///< [samples] first token of each sample in the tokenised text
+  std::vector<std::string> sample_sha256;  ///< [samples] of the int32 little-endian ids
+  std::string compute_dtype = "f32";
+  std::string acts_dtype = "f32";  ///< f32 or bf16
+  bool fisher = true;
+  std::vector<int> layer_index;  ///< [L]
+};
+
+struct ShardEntry {
+  uint64_t bytes = 0;
+  std::string sha256;
+};
+
+/// One sample's layer. key, key_grad [T, H, D]; value, value_grad [T, H, Dv]; grads signed, of the sample's summed
+/// next-token cross-entropy (nats); empty without Fisher.
+struct Shard {
+  std::vector<float> key, value, key_grad, value_grad;
+};
+
+/// Writes shards; each is written beside its name, synced, renamed and then listed in the manifest.
+class ActivationsWriter {
+ public:
+  /// Makes the folder, or resumes it: `resume` allows an existing manifest with the same settings and throws
+  /// Error(bad_input) with a field-by-field difference otherwise (unless `force`, which starts over). Shards that the
+  /// manifest lists but whose size or hash differ are dropped, and named in `dropped`.
+  ActivationsWriter(std::string folder, ActivationsSettings settings, bool resume, bool force);
+  bool has(int sample, int layer) const;
+  void put(int sample, int layer, const Shard& shard);
+  const std::vector<std::string>& dropped() const { return dropped_; }
+  /// All shards present: marks the manifest complete.
+  void finish();
+
+ private:
+  std::string folder_;
+  ActivationsSettings settings_;
+  std::map<std::pair<int, int>, ShardEntry> shards_;
+  std::vector<std::string> dropped_;
+  void write_manifest(bool complete) const;
+};
+
+class ActivationsReader {
+ public:
+  /// Throws Error(bad_input) when shards are missing (all are named, up to 10) or the manifest is of a newer version.
+  explicit ActivationsReader(std::string folder);
+  const ActivationsSettings& settings() const { return settings_; }
+  /// sha256 of the canonical settings and shard hashes.
+  const std::string& content_sha256() const { return content_sha256_; }
+  /// Reads and checks one shard (hash included when `check_hash`). Thread-safe: HDF5 calls are serialised inside.
+  Shard read(int sample, int layer, bool check_hash = true) const;
+
+ private:
+  std::string folder_;
+  ActivationsSettings settings_;
+  std::map<std::pair<int, int>, ShardEntry> shards_;
+  std::string content_sha256_;
+};
+
+}  // namespace kvcc

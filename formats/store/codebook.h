@@ -1,0 +1,68 @@
+// The artifact (.kvcb), version 1: formats/spec/codebook.md is the authoritative page.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "formats/core/model_info.h"
+#include "formats/core/scheme.h"
+
+namespace kvcc {
+
+/// Where the calibration came from. All of it is written as attributes of /provenance.
+struct Provenance {
+  std::string tool_version;
+  std::string dataset_name, dataset_sha256, dataset_flavour;
+  std::string tokenizer_sha256;
+  std::string bos;  ///< policy: "on" or "off"
+  int64_t samples = 0, seqlen = 0, seed = 0;
+  int64_t tokens = 0;              ///< tokens seen
+  std::string activations_sha256;  ///< of the activations' manifest content that was fitted
+  std::string date;                ///< "" unless asked for
+};
+
+/// Per-channel ([L, H, D]) and per-head ([L, H]) statistics that `inspect` shows.
+struct TensorStats {
+  std::vector<float> min, max, mean, variance, fisher;  ///< [L, H, D]; fisher: mean squared gradient
+  std::vector<float> weighted_sse,
+      sqnr_db;  ///< [L, H]; sum over elements of F (x - x^)^2; 10 log10(sum x^2 / sum (x - x^)^2)
+  std::vector<float> first_token_share;  ///< [L, H] share of the Fisher mass on the first token of samples
+  std::vector<float> fit_gap_bound;      ///< [L, H] bound on (objective - optimum) / optimum of the k-means, relative
+  std::vector<uint32_t> distinct;        ///< [L, H] distinct levels of the codebook
+};
+
+/// One of /key, /value.
+struct TensorCodebooks {
+  int codes = 0;                                        ///< C
+  std::vector<float> codebook;                          ///< [L, H, C]; beyond 2^bits the quiet NaN 0x7fc00000
+  std::vector<uint8_t> bits;                            ///< [L, H]
+  std::vector<float> scale, zero;                       ///< [L, H, D] static per-channel; empty when online (values)
+  std::vector<float> threshold_lower, threshold_upper;  ///< [L, H, D]; empty without sparse part or when online
+  std::vector<float> outlier_fraction;                  ///< [L, H] measured on the calibration text
+  TensorStats stats;
+};
+
+struct Codebook {
+  std::string format_version = "1.0";  ///< as read
+  Scheme scheme;
+  ModelInfo model;
+  Provenance provenance;
+  std::vector<uint16_t> layer_index;  ///< [L]
+  TensorCodebooks key, value;
+  std::string content_sha256;  ///< set by read and write
+};
+
+/// Writes beside the name and renames. Equal content gives equal bytes. Sets content_sha256.
+void write_codebook(const std::string& path, Codebook& codebook);
+
+/// Reads and checks structure, version, shapes, meaning and checksum. Throws Error(bad_input) with path and dataset.
+Codebook read_codebook(const std::string& path);
+
+/// All that is wrong with the file, one line each ("/key/scale: …"); empty when it is sound. Throws only if it can't be
+/// opened.
+std::vector<std::string> validate_codebook(const std::string& path);
+
+}  // namespace kvcc

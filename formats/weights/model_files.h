@@ -1,0 +1,79 @@
+// A model on disk: one GGUF file, or a Hugging Face directory. Both give the same names, shapes and layouts.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "formats/core/model_info.h"
+
+namespace kvcc {
+
+/// The hyper-parameters of a decoder, independent of the file they came from. "null" in config.json counts as absent.
+struct DecoderConfig {
+  std::string architecture;  ///< "llama"; others are refused by name with the known ones listed
+  int64_t hidden = 0, layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0, feed_forward = 0, vocab = 0;
+  double norm_epsilon = 1e-5;
+  RopeInfo rope;
+  bool tied_embeddings = false;  ///< lm_head is the embedding; a redundant copy in the file is ignored
+  bool attention_bias = false, mlp_bias = false;
+  int64_t max_position = 0;
+  int64_t bos_id = -1, eos_id = -1;  ///< -1: none
+};
+
+enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+const char* weight_type_name(WeightType type);  ///< "F32", "Q4_1", …
+
+struct TensorInfo {
+  std::string name;            ///< Hugging Face name, e.g. "model.layers.3.self_attn.k_proj.weight"
+  std::vector<int64_t> shape;  ///< outermost first, as in safetensors
+  WeightType type = WeightType::f32;
+  int64_t elements() const;
+};
+
+/// Tensors by name. Weights are mapped; only what is asked for is converted. Rows of q and k are in half-split order
+/// (GGUF's permutation for Llama is undone here). Not copied: raw() points into the map.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  virtual const std::vector<TensorInfo>& tensors() const = 0;  ///< ascending names
+  const TensorInfo* find(const std::string& name) const;       ///< nullptr when absent
+  /// Dequantises to float32. out has elements() values. Throws Error(bad_input) that names file and tensor.
+  virtual void read(const std::string& name, std::span<float> out) const = 0;
+  /// The mapped bytes when they can be used as they are (f32, f16, bf16, no permutation); else an empty span.
+  virtual std::span<const std::byte> raw(const std::string& name) const = 0;
+};
+
+/// What a tokenizer is made from: one of the two is filled.
+struct TokenizerSource {
+  std::string json_path;         ///< tokenizer.json of a Hugging Face directory
+  std::string config_json_path;  ///< tokenizer_config.json, may be ""
+  // GGUF metadata
+  std::string gguf_model, gguf_pre;  ///< tokenizer.ggml.model ("gpt2"), tokenizer.ggml.pre ("smollm")
+  std::vector<std::string> gguf_tokens, gguf_merges;
+  std::vector<int32_t> gguf_token_types;
+  int64_t gguf_add_bos = -1;  ///< tokenizer.ggml.add_bos_token: 0, 1, or -1 absent
+  int64_t bos_id = -1, eos_id = -1;
+  std::string place;  ///< for errors: the file
+};
+
+struct ModelFiles {
+  std::string path;
+  DecoderConfig config;
+  std::unique_ptr<TensorSource> tensors;
+  TokenizerSource tokenizer;
+  std::string dtype;  ///< most frequent weight type by elements, e.g. "Q4_1"
+  std::vector<std::string> weight_files;
+};
+
+/// Opens `path` (a .gguf file or a directory). Checks every tensor's bounds against its file, and that the tensors the
+/// architecture needs are there with the right shapes (all missing ones are listed). Throws Error(bad_input).
+ModelFiles open_model(const std::string& path);
+
+/// The description stored in artifacts. Hashes the weight files (a few hundred MB a second).
+ModelInfo model_info(const ModelFiles& files);
+
+}  // namespace kvcc
