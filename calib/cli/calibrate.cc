@@ -1,0 +1,328 @@
+// kvcc calibrate: collect, fit, and on request compile and evaluate, with good defaults. A chain of the other verbs:
+// every stage reads and writes files only, so what is done is not done again.
+#include <spdlog/spdlog.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "calib/cli/stage.h"
+#include "datasets/datasets.h"
+#include "formats/cli/program.h"
+#include "formats/core/effective_bits.h"
+#include "formats/core/hash.h"
+#include "formats/core/text.h"
+#include "formats/store/codebook.h"
+
+namespace {
+
+using kvcc::cli::Common;
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string model, output, archs;
+  std::vector<std::string> schemes;
+  bool evaluate = false;
+  // collect
+  std::string dataset, ids, bos = "auto", acts_dtype = "f32", recompute = "auto", on_nonfinite = "stop", max_memory;
+  std::vector<std::string> text;
+  int64_t samples = 16, seqlen = 2048, seed = 0;
+  // eval
+  std::string eval_dataset, eval_ids;
+  std::vector<std::string> eval_text;
+  int64_t windows = 0, eval_seqlen = 0;
+};
+
+void define(CLI::App& app, Options& o) {
+  app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
+  app.add_option("-o,--output", o.output,
+                 "NAME.kvcb; with several schemes NAME.SCHEME.kvcb each (default: MODEL's name, in this folder)");
+  app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-nuq4-1%-sink1)");
+  app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90");
+  app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
+  app.add_option("--dataset", o.dataset,
+                 "calibration text D[:split], or 'self' for the model's own samples (default: wikitext-2)");
+  app.add_option("--text", o.text, "calibration text files");
+  app.add_option("--ids", o.ids, "calibration token ids, .npy int32 [n, len] or [n]");
+  app.add_option("--samples", o.samples, "calibration samples")->capture_default_str();
+  app.add_option("--seqlen", o.seqlen, "tokens a sample")->capture_default_str();
+  app.add_option("--seed", o.seed, "seed of the sampling")->capture_default_str();
+  app.add_option("--bos", o.bos, "auto, on or off")->capture_default_str();
+  app.add_option("--acts-dtype", o.acts_dtype, "stored activations: f32 or bf16")->capture_default_str();
+  app.add_option("--recompute", o.recompute, "auto, on or off")->capture_default_str();
+  app.add_option("--on-nonfinite", o.on_nonfinite, "stop or skip")->capture_default_str();
+  app.add_option("--max-memory", o.max_memory, "refuse to start above this, e.g. 8GiB");
+  app.add_option("--windows", o.windows, "evaluation windows, 0: all (default: 8)")->default_val(8);
+  app.add_option("--eval-seqlen", o.eval_seqlen, "tokens a window (default: 2048)")->default_val(2048);
+  app.add_option("--eval-dataset", o.eval_dataset,
+                 "evaluation text D[:split] (default: wikitext-2:evaluation; with --dataset self: self)");
+  app.add_option("--eval-text", o.eval_text, "evaluation text files");
+  app.add_option("--eval-ids", o.eval_ids, "evaluation token ids, .npy");
+}
+
+/// A stage that failed has said why on stderr (or, with --json, in its document); its exit code is ours.
+struct StageFailed {
+  int exit_code;
+};
+
+kvcc::cli::StageResult stage(const std::string& verb, std::vector<std::string> arguments, const Common& common) {
+  if (common.quiet) arguments.push_back("--quiet");
+  spdlog::info("{}", verb);
+  kvcc::cli::StageResult result = kvcc::cli::run_stage(verb, arguments);
+  if (result.exit_code != 0) {
+    const Json document = Json::parse(result.output, nullptr, false);
+    if (common.json)
+      std::fputs(result.output.c_str(), stdout);
+    else if (document.is_object() && document.contains("error")) {  // the stage ran with --json for our sake
+      const std::string hint = document["error"].value("hint", "");
+      spdlog::error("{}{}", document["error"].value("message", ""), hint.empty() ? "" : " (" + hint + ")");
+    } else {
+      std::fputs(result.output.c_str(), stderr);
+    }
+    throw StageFailed{result.exit_code};
+  }
+  return result;
+}
+
+Json parse_output(const std::string& verb, const std::string& text) {
+  Json document = Json::parse(text, nullptr, false);
+  if (document.is_discarded()) throw kvcc::Error(kvcc::ErrorKind::failed, "kvcc " + verb, "printed no JSON document");
+  return document;
+}
+
+Json read_record(const std::string& path) {
+  if (!fs::exists(path)) return Json::object();
+  Json record = Json::parse(kvcc::read_text_file(path), nullptr, false);
+  return record.is_object() ? record : Json::object();
+}
+
+void append(std::vector<std::string>& to, const std::string& option, const std::string& value) {
+  if (value.empty()) return;
+  to.push_back(option);
+  to.push_back(value);
+}
+
+/// One calibration: names of its files, and the stages.
+class Calibration {
+ public:
+  Calibration(const Options& options, const Common& common) : o_(options), common_(common) {
+    if (o_.schemes.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
+    for (std::string& scheme : o_.schemes) {
+      const kvcc::Scheme parsed = kvcc::parse_scheme(scheme);
+      if (!parsed.needs_calibration())
+        throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + scheme, "nothing to calibrate for it",
+                          "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + scheme);
+      scheme = kvcc::short_name(parsed);
+    }
+    if (!fs::exists(o_.model))
+      throw kvcc::bad_input(o_.model, "no such file or folder", "a .gguf file or a Hugging Face directory");
+    fs::path name = o_.output.empty() ? fs::path(o_.model).lexically_normal() : fs::path(o_.output);
+    if (name.filename().empty()) name = name.parent_path();
+    if (o_.output.empty()) name = name.filename();
+    if (name.extension() == ".kvcb" || name.extension() == ".gguf") name.replace_extension();
+    base_ = name.string();
+    if (name.has_parent_path()) kvcc::make_folder(name.parent_path().string());
+    for (const std::string& scheme : o_.schemes)
+      artifacts_.push_back(o_.schemes.size() == 1 ? base_ + ".kvcb" : base_ + "." + scheme + ".kvcb");
+  }
+
+  int run() {
+    try {
+      collect();
+      if (common_.dry_run) return 0;
+      fit();
+      if (!o_.archs.empty()) compile();
+      if (o_.evaluate) evaluate();
+    } catch (const StageFailed& failed) {
+      return failed.exit_code;
+    }
+    print();
+    return 0;
+  }
+
+ private:
+  void collect() {
+    std::vector<std::string> a{o_.model,
+                               "-o",
+                               base_ + ".acts",
+                               "--samples",
+                               std::to_string(o_.samples),
+                               "--seqlen",
+                               std::to_string(o_.seqlen),
+                               "--seed",
+                               std::to_string(o_.seed),
+                               "--bos",
+                               o_.bos,
+                               "--acts-dtype",
+                               o_.acts_dtype,
+                               "--recompute",
+                               o_.recompute,
+                               "--on-nonfinite",
+                               o_.on_nonfinite,
+                               "--threads",
+                               std::to_string(common_.threads),
+                               "--cache-dir",
+                               common_.cache_dir};
+    append(a, "--max-memory", o_.max_memory);
+    append(a, "--dataset", o_.dataset);
+    append(a, "--ids", o_.ids);
+    for (const std::string& file : o_.text) append(a, "--text", file);
+    a.push_back(common_.force ? "--force" : "--resume");
+    if (common_.dry_run) a.push_back("--dry-run");
+    if (common_.json) a.push_back("--json");
+    const kvcc::cli::StageResult result = stage("collect", a, common_);
+    if (common_.dry_run) std::fputs(result.output.c_str(), stdout);
+  }
+
+  void fit() {
+    std::vector<std::string> a{base_ + ".acts",
+                               "-o",
+                               o_.schemes.size() == 1 ? base_ + ".kvcb" : base_,
+                               "--threads",
+                               std::to_string(common_.threads),
+                               "--json"};
+    for (const std::string& scheme : o_.schemes) append(a, "--scheme", scheme);
+    a.push_back(common_.force ? "--force" : "--resume");
+    const Json document = parse_output("fit", stage("fit", a, common_).output);
+    // A fit that was skipped keeps the seconds of the run that did it.
+    Json record = read_record(base_ + ".fit.json");
+    for (const Json& result : document.at("results")) {
+      const std::string sha = result.at("content_sha256");
+      if (!result.value("skipped", false)) record[sha] = result.at("fit_seconds");
+    }
+    kvcc::write_if_different(base_ + ".fit.json", record.dump(1) + "\n");
+    fit_seconds_ = record;
+    for (const std::string& artifact : artifacts_) books_.push_back(kvcc::read_codebook(artifact));
+  }
+
+  void compile() {
+    for (const std::string& artifact : artifacts_) {
+      const std::string folder = fs::path(artifact).replace_extension().string() + ".kernels";
+      std::vector<std::string> a{
+          artifact, "--arch", o_.archs, "-o", folder, "--threads", std::to_string(common_.threads), "--json"};
+      try {
+        kernels_.push_back(parse_output("compile", stage("compile", a, common_).output));
+        kernels_.back()["folder"] = folder;
+      } catch (const StageFailed& failed) {
+        if (failed.exit_code != 1) throw;
+        // Without nvcc the rest is still worth having (DESIGN.md, "Failure").
+        spdlog::warn(
+            "kernels of {} are not compiled; the sources can be had with: kvcc compile {} --arch {} -o {} "
+            "--emit-only",
+            artifact, artifact, o_.archs, folder);
+        kernels_.push_back(Json::object());
+      }
+    }
+  }
+
+  std::string evaluation_key(const std::vector<std::string>& arguments) const {
+    kvcc::Sha256 key;
+    key.update(KVCC_VERSION);
+    for (const std::string& argument : arguments) key.update(argument).update("\n");
+    for (const kvcc::Codebook& book : books_) key.update(book.content_sha256).update("\n");
+    if (!o_.eval_ids.empty()) key.update(kvcc::sha256_file(o_.eval_ids));
+    for (const std::string& file : o_.eval_text) key.update(kvcc::sha256_file(file));
+    return key.hex();
+  }
+
+  void evaluate() {
+    std::string dataset = o_.eval_dataset;
+    if (dataset.empty() && o_.eval_text.empty() && o_.eval_ids.empty())
+      dataset = o_.dataset == "self" ? "self" : "wikitext-2:evaluation";
+    std::vector<std::string> a{
+        o_.model, "--windows", std::to_string(o_.windows), "--seqlen", std::to_string(o_.eval_seqlen), "--bos",
+        o_.bos,   "--json"};
+    append(a, "--dataset", dataset);
+    append(a, "--ids", o_.eval_ids);
+    for (const std::string& file : o_.eval_text) append(a, "--text", file);
+    for (const std::string& artifact : artifacts_) append(a, "--codebook", artifact);
+    std::vector<std::string> identity = a;
+    if (!dataset.empty() && dataset != "self")
+      identity.push_back(kvcc::resolve_dataset(dataset, common_.cache_dir).sha256);
+    const std::string key = evaluation_key(identity);
+    const std::string path = base_ + ".eval.json";
+    evaluation_ = read_record(path);
+    if (!common_.force && evaluation_.value("key", "") == key) {
+      spdlog::info("eval: {} is up to date", path);
+      return;
+    }
+    a.insert(a.end(), {"--threads", std::to_string(common_.threads), "--cache-dir", common_.cache_dir});
+    evaluation_ = parse_output("eval", stage("eval", a, common_).output);
+    evaluation_["key"] = key;
+    kvcc::write_text_file(path, evaluation_.dump(1) + "\n");
+  }
+
+  /// The evaluation's row of an artifact, or null.
+  Json evaluation_row(size_t i) const {
+    if (!evaluation_.contains("results")) return nullptr;
+    for (const Json& row : evaluation_.at("results"))
+      if (row.value("codebook", "") == artifacts_[i]) return row;
+    return nullptr;
+  }
+
+  void print() const {
+    Json document{{"schema_version", 1}, {"model", o_.model}, {"activations", base_ + ".acts"}};
+    document["results"] = Json::array();
+    std::vector<std::vector<std::string>> rows{
+        {"scheme", "bits", "effective", "perplexity", "dNLL", "KL", "top-1", "fit s", "artifact"}};
+    const auto number = [](const Json& row, const char* key, const char* format) -> std::string {
+      if (!row.is_object() || !row.contains(key) || !row[key].is_number()) return "-";
+      char text[64];
+      std::snprintf(text, sizeof text, format, row[key].get<double>());
+      return text;
+    };
+    if (evaluation_.contains("results"))
+      for (const Json& row : evaluation_.at("results"))
+        if (row.at("scheme") == "fp") {
+          document["full_precision"] = row;
+          rows.push_back({"fp", "16", "16", number(row, "perplexity", "%.4f"), "0", "0", "1", "-", "-"});
+        }
+    for (size_t i = 0; i < artifacts_.size(); ++i) {
+      const kvcc::Codebook& book = books_[i];
+      const Json row = evaluation_row(i);
+      double fraction = 0;
+      for (float f : book.key.outlier_fraction) fraction += f / book.key.outlier_fraction.size();
+      kvcc::EffectiveBitsQuery query;
+      query.key_outlier_fraction = fraction;
+      Json result{{"scheme", o_.schemes[i]},
+                  {"codebook", artifacts_[i]},
+                  {"content_sha256", book.content_sha256},
+                  {"nominal_bits", kvcc::nominal_bits(book.scheme)},
+                  {"effective_bits", kvcc::effective_bits(book.scheme, book.model.shape, query).total}};
+      for (const char* key : {"nll", "perplexity", "dnll", "kl", "kl_se", "top1_agreement"})
+        if (row.is_object() && row.contains(key)) result[key] = row[key];
+      if (fit_seconds_.contains(book.content_sha256)) result["fit_seconds"] = fit_seconds_[book.content_sha256];
+      result["artifact_bytes"] = fs::file_size(artifacts_[i]);
+      if (i < kernels_.size() && kernels_[i].contains("folder")) result["kernels"] = kernels_[i]["folder"];
+      rows.push_back({o_.schemes[i], number(result, "nominal_bits", "%g"), number(result, "effective_bits", "%.3f"),
+                      number(result, "perplexity", "%.4f"), number(result, "dnll", "%.4f"),
+                      number(result, "kl", "%.4f"), number(result, "top1_agreement", "%.4f"),
+                      number(result, "fit_seconds", "%.1f"), kvcc::human_bytes(fs::file_size(artifacts_[i]))});
+      document["results"].push_back(std::move(result));
+    }
+    if (common_.json)
+      kvcc::cli::print_json(document);
+    else
+      std::fputs(kvcc::cli::table(rows).c_str(), stdout);
+  }
+
+  Options o_;
+  const Common& common_;
+  std::string base_;
+  std::vector<std::string> artifacts_;
+  std::vector<kvcc::Codebook> books_;
+  std::vector<Json> kernels_;
+  Json fit_seconds_ = Json::object(), evaluation_ = Json::object();
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  using namespace kvcc::cli;
+  return run(
+      argc, argv, "calibrate", "collect, fit, and on request compile and evaluate a model, resuming what is done",
+      kJson | kForce | kThreads | kDryRun | kCacheDir | kResume, [&](CLI::App& app) { define(app, options); },
+      [&](const Common& common) { return Calibration(options, common).run(); });
+}
