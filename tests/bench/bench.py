@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""`make bench`: kvcc against the reference path, as ratios measured in one run on this machine.
+
+1. collect: forward and backward of calibration samples, `kvcc collect --recompute off` against PyTorch from Python
+   (transformers), the same ids, seconds a sample and peak memory, the two in turn.
+2. fit: all key and value tensors at 4, 3 and 2 bits, `kvcc fit` against scikit-learn's KMeans as KVQuant calls it.
+   scikit-learn is timed on a few layers and scaled to all of them (--full times every layer).
+3. inspect: the time of one call.
+
+Prints a table and, with --json, the raw figures.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def run(command, **kw):
+    """Runs a command; returns (stdout, seconds, peak resident bytes)."""
+    start = time.perf_counter()
+    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, **kw)
+    out = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        sys.exit(f"bench: {' '.join(map(str, command))} ended with {process.returncode}")
+    return out.decode(), time.perf_counter() - start, usage.ru_maxrss * 1024
+
+
+def calibration_ids(data, folder, samples, seqlen):
+    """The ids that both sides work on: shared ones where they are, else random ones (the time does not depend on them)."""
+    import numpy as np
+    path = Path(data or "") / "smollm2" / "calibration_ids.npy"
+    ids = np.load(path) if path.exists() else np.random.default_rng(0).integers(0, 49152, (samples, seqlen))
+    out = folder / "ids.npy"
+    np.save(out, ids[:samples, :seqlen].astype(np.int32))
+    return out
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kvcc", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--samples", type=int, default=4, help="samples a collect run (default 4)")
+    parser.add_argument("--seqlen", type=int, default=2048)
+    parser.add_argument("--layers", default="0,7,15,23", help="layers on which scikit-learn is timed")
+    parser.add_argument("--full", action="store_true", help="16 samples, every layer: an hour")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.full:
+        options.samples, options.layers = 16, ",".join(map(str, range(30)))
+    figures = {}
+    with tempfile.TemporaryDirectory(prefix="kvcc-bench-") as temporary:
+        folder = Path(temporary)
+        ids = calibration_ids(os.environ.get("KVCC_DATA"), folder, options.samples, options.seqlen)
+        acts = folder / "bench.acts"
+
+        print("collect …", file=sys.stderr)
+        ours, theirs = [], []
+        for turn in range(2):
+            _, seconds, peak = run([options.kvcc, "collect", options.model, "-o", acts, "--ids", ids, "--samples",
+                                    options.samples, "--seqlen", options.seqlen, "--recompute", "off", "--force",
+                                    "--quiet"])
+            ours.append((seconds / options.samples, peak))
+            out, _, _ = run([sys.executable, HERE / "fisher_reference.py", "--model", options.model, "--ids", ids,
+                             "--samples", options.samples])
+            reference = json.loads(out)
+            theirs.append((reference["seconds_per_sample"], reference["peak_rss_bytes"]))
+        figures["collect"] = {
+            "samples": options.samples, "seqlen": options.seqlen,
+            "kvcc_seconds_a_sample": min(s for s, _ in ours), "kvcc_peak_bytes": max(p for _, p in ours),
+            "python_seconds_a_sample": min(s for s, _ in theirs), "python_peak_bytes": max(p for _, p in theirs)}
+
+        print("fit …", file=sys.stderr)
+        schemes = [f"kvquant-nuq{b}-1%-sink1" for b in (4, 3, 2)]
+        run([options.kvcc, "fit", acts, "-o", folder / "warm", "--scheme", schemes[0], "--force", "--quiet"])
+        fit_seconds = []
+        for turn in range(3):
+            arguments = [options.kvcc, "fit", acts, "-o", folder / "fitted", "--force", "--quiet"]
+            for scheme in schemes:
+                arguments += ["--scheme", scheme]
+            _, seconds, _ = run(arguments)
+            fit_seconds.append(seconds)
+        out, _, _ = run([sys.executable, HERE / "kmeans_reference.py", acts, "--layers", options.layers, "--bits", "4,3,2"])
+        reference = json.loads(out)
+        import h5py
+        with h5py.File(folder / f"fitted.{schemes[0]}.kvcb") as artifact:
+            layers = artifact["key/codebook"].shape[0]
+        timed = len(options.layers.split(","))
+        figures["fit"] = {"kvcc_seconds": statistics.median(fit_seconds), "sklearn_seconds_timed": reference["seconds"],
+                          "sklearn_layers_timed": timed, "layers": layers,
+                          "sklearn_seconds_scaled": reference["seconds"] * layers / timed}
+
+        times = []
+        for _ in range(10):
+            _, seconds, _ = run([options.kvcc, "inspect", folder / f"fitted.{schemes[0]}.kvcb", "--json"])
+            times.append(seconds)
+        figures["inspect"] = {"kvcc_seconds": statistics.median(times)}
+
+    if options.json:
+        print(json.dumps(figures, indent=1))
+        return
+    c, f = figures["collect"], figures["fit"]
+    gib = 2.0**30
+    print(f"collect, {c['samples']} samples of {c['seqlen']} (best of two turns)")
+    print(f"  kvcc            {c['kvcc_seconds_a_sample']:7.2f} s a sample   peak {c['kvcc_peak_bytes'] / gib:5.2f} GiB"
+          "   (loading, hashing and writing included)")
+    print(f"  PyTorch, Python {c['python_seconds_a_sample']:7.2f} s a sample   peak {c['python_peak_bytes'] / gib:5.2f} GiB"
+          "   (forward and backward alone)")
+    print(f"  ratio           {c['kvcc_seconds_a_sample'] / c['python_seconds_a_sample']:7.2f}")
+    print(f"fit, {f['layers']} layers, keys and values, at 4, 3 and 2 bits, {c['samples']} samples")
+    print(f"  kvcc            {f['kvcc_seconds']:7.2f} s (whole program, median of three)")
+    print(f"  scikit-learn    {f['sklearn_seconds_scaled']:7.2f} s ({f['sklearn_layers_timed']} layers timed, scaled)")
+    print(f"  times faster    {f['sklearn_seconds_scaled'] / f['kvcc_seconds']:7.1f}")
+    print(f"inspect --json    {figures['inspect']['kvcc_seconds'] * 1000:7.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
