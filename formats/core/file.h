@@ -2,12 +2,19 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "formats/core/error.h"
+
 namespace kvcc {
+
+/// The error for a failed write to `path` with errno `code`: Error(resource) with needed and free bytes when the disk
+/// is full or a file size limit is met, Error(bad_input) otherwise.
+Error write_error(const std::string& path, int code, uint64_t needed = 0);
 
 /// A read-only memory map of a whole file. Throws Error(bad_input) when missing, a folder, or empty with `allow_empty`
 /// false.

@@ -1,0 +1,228 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <utility>
+
+#include "formats/core/scheme_parts.h"
+#include "formats/core/text.h"
+
+namespace kvcc {
+namespace {
+
+/// A family of presets: PREFIX BITS [MIDDLE] [-P%] [-sinkN].
+struct Family {
+  const char* prefix;  ///< "kvcc-nuq"
+  const char* middle;  ///< between the bits and the options: "-channel-prerope", or ""
+  int bits_min, bits_max;
+  bool sparse;  ///< takes -P%
+  PresetInfo info;
+  Scheme (*make)(int bits, double sparse, int sink);
+};
+
+Scheme make_per_token(Grid grid, int bits, double sparse, int sink) {
+  Scheme scheme;
+  scheme.key = {grid, bits, Site::post_rope, Axis::token};
+  scheme.value = {grid, bits, Site::pre_rope, Axis::token};
+  scheme.sparse = sparse;
+  scheme.sink = sink;
+  return scheme;
+}
+
+Scheme make_per_channel(Grid grid, int bits, double sparse, int sink) {
+  Scheme scheme;
+  scheme.key = {grid, bits, Site::pre_rope, Axis::channel};
+  scheme.value = {grid, bits, Site::pre_rope, Axis::token};
+  scheme.sparse = sparse;
+  scheme.sink = sink;
+  return scheme;
+}
+
+/// The first token belongs in the ranges when it has to be encoded with them, that is without sinks.
+Scheme make_per_channel_baseline(Grid grid, int bits, double sparse, int sink) {
+  Scheme scheme = make_per_channel(grid, bits, sparse, sink);
+  scheme.first_in_thresholds = sink == 0;
+  return scheme;
+}
+
+Scheme make_kvquant(int bits, double sparse, int sink) {
+  Scheme scheme = make_per_channel(Grid::nuq, bits, sparse, sink);
+  scheme.codebook = CodebookScope::layer;
+  scheme.weight = FitWeight::f;
+  scheme.first_in_thresholds = true;
+  scheme.first_in_kmeans = sink == 0;
+  return scheme;
+}
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = {
+      {"kvcc-nuq",
+       "",
+       2,
+       5,
+       true,
+       {"kvcc-nuq{2,3,4,5}[-P%][-sinkN]", "kvcc-nuq4-1%-sink1",
+        "kvcc's default: codebook per head, weight F s^2, first token out of the fit"},
+       [](int bits, double sparse, int sink) { return make_per_channel(Grid::nuq, bits, sparse, sink); }},
+      {"kvquant-nuq",
+       "",
+       2,
+       4,
+       true,
+       {"kvquant-nuq{2,3,4}[-P%][-sinkN]", "kvquant-nuq4-1%-sink1",
+        "as KVQuant's release: codebook per layer, weight F, first token in the thresholds"},
+       make_kvquant},
+      {"int",
+       "-channel-prerope",
+       2,
+       8,
+       true,
+       {"int{2..8}-channel-prerope[-P%][-sinkN]", "int4-channel-prerope",
+        "uniform levels, keys per channel before RoPE, values per token"},
+       [](int bits, double sparse, int sink) { return make_per_channel_baseline(Grid::integer, bits, sparse, sink); }},
+      {"nf",
+       "-channel-prerope",
+       2,
+       4,
+       true,
+       {"nf{2,3,4}-channel-prerope[-P%][-sinkN]", "nf3-channel-prerope",
+        "NormalFloat levels, keys per channel before RoPE, values per token"},
+       [](int bits, double sparse, int sink) {
+         return make_per_channel_baseline(Grid::normal_float, bits, sparse, sink);
+       }},
+      {"int",
+       "",
+       2,
+       8,
+       false,
+       {"int{2..8}[-sinkN]", "int4", "baseline: uniform levels per token, keys after RoPE; no calibration"},
+       [](int bits, double sparse, int sink) { return make_per_token(Grid::integer, bits, sparse, sink); }},
+      {"nf",
+       "",
+       2,
+       4,
+       false,
+       {"nf{2,3,4}[-sinkN]", "nf4", "baseline: NormalFloat levels per token, keys after RoPE; no calibration"},
+       [](int bits, double sparse, int sink) { return make_per_token(Grid::normal_float, bits, sparse, sink); }},
+  };
+  return all;
+}
+
+std::string family_name(const Family& family, int bits, double sparse, int sink) {
+  std::string name = fmt::format("{}{}{}", family.prefix, bits, family.middle);
+  if (sparse > 0) name.append("-").append(scheme_parts::sparse_text(sparse));
+  if (sink > 0) name += fmt::format("-sink{}", sink);
+  return name;
+}
+
+/// Reads "-1%-sink1", in either order.
+Scheme parse_options(const Family& family, int bits, std::string_view options, std::string_view text) {
+  double sparse = 0;
+  int sink = 0;
+  bool sparse_seen = false, sink_seen = false;
+  while (!options.empty()) {
+    options.remove_prefix(1);  // '-'
+    const std::string_view option = options.substr(0, options.find('-'));
+    options.remove_prefix(option.size());
+    if (option.starts_with("sink")) {
+      if (std::exchange(sink_seen, true)) throw scheme_parts::refuse(text, "sink is given twice");
+      sink = scheme_parts::parse_count("sink", option.substr(4), text);
+    } else if (option.ends_with('%') && family.sparse) {
+      if (std::exchange(sparse_seen, true)) throw scheme_parts::refuse(text, "the sparse part is given twice");
+      sparse = scheme_parts::parse_sparse(option, text);
+    } else if (option.ends_with('%')) {
+      throw scheme_parts::refuse(text, fmt::format("'{}': this baseline has no sparse part", option),
+                                 family.info.pattern,
+                                 "spell the scheme out to combine them: k=…,v=…,sparse=" + std::string(option));
+    } else {
+      throw scheme_parts::refuse(text, fmt::format("unknown part '{}'", option), family.info.pattern);
+    }
+  }
+  return family.make(bits, sparse, sink);
+}
+
+/// Published systems whose presets are not in this release.
+constexpr std::array<const char*, 10> kLater = {"kivi",    "kvarn", "quarot", "turboquant", "atom",
+                                                "flexgen", "sinq",  "oscar",  "skvq",       "polarquant"};
+
+}  // namespace
+
+namespace scheme_parts {
+
+std::optional<Scheme> parse_preset(std::string_view text) {
+  if (text == "fp") return Scheme{};
+  for (const Family& family : families()) {
+    const std::string_view prefix = family.prefix, middle = family.middle;
+    if (!text.starts_with(prefix)) continue;
+    const std::string_view rest = text.substr(prefix.size());
+    int bits = 0;
+    const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), bits);
+    if (error != std::errc() || bits < 0) continue;
+    const std::string_view after = rest.substr(static_cast<size_t>(end - rest.data()));
+    if (!after.starts_with(middle)) continue;
+    const std::string_view options = after.substr(middle.size());
+    if (!options.empty() && options.front() != '-') continue;
+    if (bits < family.bits_min || bits > family.bits_max) {
+      throw refuse(text, fmt::format("{} bits", bits), family.info.pattern);
+    }
+    return parse_options(family, bits, options, text);
+  }
+  for (const std::string_view later : kLater) {
+    if (text.starts_with(later) && (text.size() == later.size() || text[later.size()] == '-')) {
+      throw refuse(text, fmt::format("the presets of {} are not in this release", later), "",
+                   "'kvcc schemes' lists those that are");
+    }
+  }
+  return std::nullopt;
+}
+
+std::string nearest_preset(std::string_view text) {
+  // Compare with every family at every width, with the options of the text itself, so that only the name is judged.
+  const size_t options = std::min({text.size(), text.find("-sink"), [&] {
+                                     const size_t percent = text.find('%');
+                                     return percent == std::string_view::npos ? percent : text.rfind('-', percent);
+                                   }()});
+  std::vector<std::string> names = {"fp"};
+  for (const Family& family : families()) {
+    for (int bits = family.bits_min; bits <= family.bits_max; ++bits) {
+      names.push_back(family_name(family, bits, 0, 0));
+    }
+  }
+  const std::string near = nearest(text.substr(0, options), names);
+  if (near.empty()) return "";
+  const std::string whole = near + std::string(text.substr(options));
+  try {
+    parse_scheme(whole);
+    return whole;
+  } catch (const Error&) {
+    return near;
+  }
+}
+
+}  // namespace scheme_parts
+
+std::string short_name(const Scheme& scheme) {
+  if (scheme == Scheme{}) return "fp";
+  for (const Family& family : families()) {
+    const int bits = scheme.key.bits;
+    if (bits < family.bits_min || bits > family.bits_max || (scheme.sparse > 0 && !family.sparse)) continue;
+    if (!(family.make(bits, scheme.sparse, scheme.sink) == scheme)) continue;
+    const std::string name = family_name(family, bits, scheme.sparse, scheme.sink);
+    // A fraction that no percentage gives exactly has no preset's name.
+    if (scheme.sparse == 0 || name.find('%') != std::string::npos) return name;
+  }
+  return to_string(scheme);
+}
+
+const std::vector<PresetInfo>& presets() {
+  static const std::vector<PresetInfo> all = [] {
+    std::vector<PresetInfo> list;
+    for (const Family& family : families()) list.push_back(family.info);
+    list.push_back({"fp", "fp", "full precision: 16-bit keys and values"});
+    return list;
+  }();
+  return all;
+}
+
+}  // namespace kvcc
