@@ -29,8 +29,11 @@ int run(int argc, char** argv, const std::string& verb, const std::string& summa
 /// A bar with time left on stderr when it is a terminal, else a plain line at most every 10 s. Nothing with --quiet.
 class Progress {
  public:
+  /// total 0: unknown. Calls may come from several threads.
   Progress(std::string label, uint64_t total, bool quiet);
   ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
   void advance(uint64_t by = 1);
   void set(uint64_t done);
 
