@@ -1,0 +1,65 @@
+// kernels.json: what kvcc compile wrote, and how a runtime launches it (CLI.md; formats/spec/kernels.md).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace kvcc {
+
+/// One argument of a kernel, in order.
+struct KernelArgument {
+  std::string name;
+  std::string type;                ///< C type as in the header, e.g. "const uint32_t*"
+  std::vector<std::string> shape;  ///< dimensions by name or number, e.g. {"tokens", "3", "64"}; empty: a scalar
+};
+
+/// How to launch: the host computes the grid from these.
+struct KernelLaunch {
+  std::array<int, 3> block = {0, 0, 0};  ///< threads
+  int tokens_per_block = 0;
+  std::string splits = "host";  ///< who divides a sequence among blocks: "host" or "one"
+};
+
+struct KernelEntry {
+  std::string name;    ///< of the kernel: what is computed and how, a grammar (codegen/plan)
+  std::string symbol;  ///< in the cubin
+  std::string family;  ///< key_scores, value_mix, pack_key, pack_value, …
+  nlohmann::ordered_json spec = nlohmann::ordered_json::object();  ///< the kernel's configuration
+  std::string arch;                                                ///< "sm_90"; of PTX: "compute_90"
+  std::string source;                                              ///< generated unit, relative to the folder
+  std::string cubin, ptx;                                          ///< relative to the folder; "" when not made
+  int registers = 0;                                               ///< per thread
+  int spill_bytes = 0;                                             ///< stores plus loads, per thread
+  int shared_bytes = 0;                                            ///< static, per block
+  KernelLaunch launch;
+  std::vector<KernelArgument> arguments;
+};
+
+struct KernelsManifest {
+  std::string content_sha256;           ///< of the artifact the kernels were made from
+  std::string artifact, scheme, model;  ///< for people
+  std::string layout = "linear-1";
+  std::string tool_version;
+  std::string nvcc_version;                  ///< "" when only sources were written
+  std::map<std::string, std::string> files;  ///< every file of the folder but this one: name to sha256
+  std::vector<KernelEntry> kernels;
+};
+
+/// The document, with "schema_version" first. Equal manifests give equal text.
+nlohmann::ordered_json to_json(const KernelsManifest& manifest);
+/// Throws Error(bad_input) naming `place` and the member that is missing or wrong, and for a newer schema_version.
+KernelsManifest kernels_from_json(const nlohmann::ordered_json& document, const std::string& place);
+
+/// FOLDER/kernels.json, untouched when it holds the same text already.
+void write_kernels_manifest(const std::string& folder, const KernelsManifest& manifest);
+KernelsManifest read_kernels_manifest(const std::string& folder);
+
+/// All that is wrong with the folder: files that are missing or whose hash differs, spills, names given twice. Throws
+/// only if kernels.json can't be read.
+std::vector<std::string> validate_kernels(const std::string& folder);
+
+}  // namespace kvcc
