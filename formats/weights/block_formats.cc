@@ -1,0 +1,186 @@
+#include "formats/weights/block_formats.h"
+
+#include <cstring>
+#include <string>
+
+#include "formats/layout/half.h"
+
+namespace kvcc {
+namespace {
+
+using Byte = unsigned char;
+
+constexpr BlockFormat kFormats[] = {
+    {WeightType::f32, "F32", 0, 1, 4},        {WeightType::f16, "F16", 1, 1, 2},
+    {WeightType::bf16, "BF16", 30, 1, 2},     {WeightType::q4_0, "Q4_0", 2, 32, 18},
+    {WeightType::q4_1, "Q4_1", 3, 32, 20},    {WeightType::q5_0, "Q5_0", 6, 32, 22},
+    {WeightType::q5_1, "Q5_1", 7, 32, 24},    {WeightType::q8_0, "Q8_0", 8, 32, 34},
+    {WeightType::q4_k, "Q4_K", 12, 256, 144}, {WeightType::q5_k, "Q5_K", 13, 256, 176},
+    {WeightType::q6_k, "Q6_K", 14, 256, 210},
+};
+
+// The ggml types that kvcc does not read, so that a refusal can name them.
+constexpr struct {
+  uint32_t id;
+  const char* name;
+} kOtherTypes[] = {
+    {9, "Q8_1"},   {10, "Q2_K"},   {11, "Q3_K"},  {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
+    {19, "IQ1_S"}, {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"}, {23, "IQ4_XS"},  {24, "I8"},     {25, "I16"},
+    {26, "I32"},   {27, "I64"},    {28, "F64"},   {29, "IQ1_M"}, {34, "TQ1_0"},   {35, "TQ2_0"},  {39, "MXFP4"},
+};
+
+float half_at(const Byte* p) {
+  uint16_t bits;
+  std::memcpy(&bits, p, sizeof bits);
+  return half_to_float(bits);
+}
+
+// The 4-bit types keep value i in the low and value i + 16 in the high nibble of byte i; the 5-bit types add bit i of
+// a 32-bit word. With a minimum the level counts from 0, without one it is centred.
+template <int kHigh, bool kMinimum>
+void nibble_block(const Byte* in, float* out) {
+  const float scale = half_at(in);
+  const float minimum = kMinimum ? half_at(in + 2) : 0.0f;
+  in += kMinimum ? 4 : 2;
+  uint32_t high = 0;
+  if constexpr (kHigh == 1) {
+    std::memcpy(&high, in, sizeof high);
+    in += 4;
+  }
+  constexpr int kCentre = kMinimum ? 0 : (kHigh ? 16 : 8);
+  for (int i = 0; i < 16; ++i) {
+    const int low = (in[i] & 15) | static_cast<int>(((high >> i) & 1u) << 4);
+    const int top = (in[i] >> 4) | static_cast<int>(((high >> (i + 16)) & 1u) << 4);
+    const float a = scale * static_cast<float>(low - kCentre), b = scale * static_cast<float>(top - kCentre);
+    out[i] = kMinimum ? a + minimum : a;
+    out[i + 16] = kMinimum ? b + minimum : b;
+  }
+}
+
+void q8_0_block(const Byte* in, float* out) {
+  const float scale = half_at(in);
+  for (int i = 0; i < 32; ++i) out[i] = static_cast<float>(static_cast<int8_t>(in[2 + i])) * scale;
+}
+
+// Eight sub-blocks of 32 values; their 6-bit scales and minima share twelve bytes (lowest 4 or 6 bits first, the
+// two top bits of sub-blocks 4 to 7 in the top bits of bytes 0 to 7).
+struct SubScales {
+  int scale[8], minimum[8];
+  explicit SubScales(const Byte* p) {
+    for (int i = 0; i < 4; ++i) {
+      scale[i] = p[i] & 63;
+      minimum[i] = p[4 + i] & 63;
+      scale[4 + i] = (p[8 + i] & 15) | ((p[i] >> 2) & 48);
+      minimum[4 + i] = (p[8 + i] >> 4) | ((p[4 + i] >> 2) & 48);
+    }
+  }
+};
+
+template <bool kFive>
+void q45_k_block(const Byte* in, float* out) {
+  const float d = half_at(in), dmin = half_at(in + 2);
+  const SubScales sub(in + 4);
+  const Byte* high = in + 16;
+  const Byte* low = in + (kFive ? 48 : 16);
+  for (int s = 0; s < 8; ++s) {
+    const float scale = d * static_cast<float>(sub.scale[s]), minimum = dmin * static_cast<float>(sub.minimum[s]);
+    const Byte* q = low + 32 * (s / 2);
+    const int shift = 4 * (s & 1);
+    for (int i = 0; i < 32; ++i) {
+      int level = (q[i] >> shift) & 15;
+      if constexpr (kFive) level |= ((high[i] >> s) & 1) << 4;
+      out[32 * s + i] = scale * static_cast<float>(level) - minimum;
+    }
+  }
+}
+
+void q6_k_block(const Byte* in, float* out) {
+  const Byte *low = in, *high = in + 128, *scales = in + 192;
+  const float d = half_at(in + 208);
+  // Half h covers 128 values: 64 low bytes (first the low, then the high nibbles), 32 bytes of two top bits.
+  for (int g = 0; g < 8; ++g) {  // group of 32 values
+    const int half = g / 4, part = g % 4;
+    const Byte* ql = low + 64 * half + 32 * (part & 1);
+    const Byte* qh = high + 32 * half;
+    for (int j = 0; j < 2; ++j) {
+      const float scale = d * static_cast<float>(static_cast<int8_t>(scales[2 * g + j]));
+      for (int i = 16 * j; i < 16 * j + 16; ++i) {
+        const int level = ((ql[i] >> (4 * (part / 2))) & 15) | (((qh[i] >> (2 * part)) & 3) << 4);
+        out[32 * g + i] = scale * static_cast<float>(level - 32);
+      }
+    }
+  }
+}
+
+template <typename Decode>
+void each_block(const BlockFormat& format, const Byte* in, std::span<float> out, Decode decode) {
+  const size_t blocks = out.size() / static_cast<size_t>(format.values);
+  for (size_t b = 0; b < blocks; ++b) decode(in + b * format.bytes, out.data() + b * format.values);
+}
+
+}  // namespace
+
+const BlockFormat& block_format(WeightType type) {
+  for (const BlockFormat& format : kFormats) {
+    if (format.type == type) return format;
+  }
+  __builtin_unreachable();  // the table has every value of the enumeration
+}
+
+const BlockFormat* block_format_of_ggml(uint32_t ggml_id) {
+  for (const BlockFormat& format : kFormats) {
+    if (format.ggml_id == ggml_id) return &format;
+  }
+  return nullptr;
+}
+
+std::string ggml_type_name(uint32_t ggml_id) {
+  if (const BlockFormat* format = block_format_of_ggml(ggml_id)) return format->name;
+  for (const auto& other : kOtherTypes) {
+    if (other.id == ggml_id) return other.name;
+  }
+  return "number " + std::to_string(ggml_id);
+}
+
+std::string known_weight_types() {
+  std::string text;
+  for (const BlockFormat& format : kFormats) text += (text.empty() ? "" : ", ") + std::string(format.name);
+  return text;
+}
+
+const char* weight_type_name(WeightType type) { return block_format(type).name; }
+
+void dequantize(WeightType type, std::span<const std::byte> bytes, std::span<float> out) {
+  const Byte* in = reinterpret_cast<const Byte*>(bytes.data());
+  const BlockFormat& format = block_format(type);
+  const auto pair = [in](size_t i) { return static_cast<uint16_t>(in[2 * i] | (in[2 * i + 1] << 8)); };
+  switch (type) {
+    case WeightType::f32:
+      if (!out.empty()) std::memcpy(out.data(), in, out.size() * sizeof(float));
+      break;
+    case WeightType::f16:
+      for (size_t i = 0; i < out.size(); ++i) out[i] = half_to_float(pair(i));
+      break;
+    case WeightType::bf16:
+      for (size_t i = 0; i < out.size(); ++i) out[i] = bfloat16_to_float(pair(i));
+      break;
+    case WeightType::q4_0:
+      return each_block(format, in, out, nibble_block<0, false>);
+    case WeightType::q4_1:
+      return each_block(format, in, out, nibble_block<0, true>);
+    case WeightType::q5_0:
+      return each_block(format, in, out, nibble_block<1, false>);
+    case WeightType::q5_1:
+      return each_block(format, in, out, nibble_block<1, true>);
+    case WeightType::q8_0:
+      return each_block(format, in, out, q8_0_block);
+    case WeightType::q4_k:
+      return each_block(format, in, out, q45_k_block<false>);
+    case WeightType::q5_k:
+      return each_block(format, in, out, q45_k_block<true>);
+    case WeightType::q6_k:
+      return each_block(format, in, out, q6_k_block);
+  }
+}
+
+}  // namespace kvcc

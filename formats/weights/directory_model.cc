@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "formats/core/error.h"
+#include "formats/weights/architecture.h"
+#include "formats/weights/block_formats.h"
+#include "formats/weights/config.h"
+#include "formats/weights/model_sources.h"
+#include "formats/weights/safetensors_file.h"
+
+namespace kvcc {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr const char* kSingle = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+std::string below(const std::string& folder, const std::string& name) { return (fs::path(folder) / name).string(); }
+
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
+// tensor name -> shard file name
+std::map<std::string, std::string> read_index(const std::string& path) {
+  std::map<std::string, std::string> shards;
+  try {
+    const json index = json::parse(read_text_file(path));
+    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
+      throw bad_input(path, "no weight_map", "an object of tensor names and shard files");
+    }
+    for (const auto& [name, file] : index["weight_map"].items()) {
+      if (!file.is_string()) throw bad_input(path, "the shard of " + name + " is not a string");
+      const std::string shard = file.get<std::string>();
+      if (shard.empty() || shard.find('/') != std::string::npos || shard.find('\0') != std::string::npos ||
+          shard == "..") {
+        throw bad_input(path, "shard \"" + shard + "\" of " + name, "the name of a file beside the index");
+      }
+      shards[name] = shard;
+    }
+  } catch (const json::exception& e) {
+    throw bad_input(path, std::string("not JSON: ") + e.what());
+  }
+  return shards;
+}
+
+// Opens the shards in name order, after checking that all of them are there.
+std::vector<SafetensorsFile> open_shards(const std::string& folder) {
+  std::vector<SafetensorsFile> files;
+  if (!is_file(below(folder, kIndex))) {
+    if (!is_file(below(folder, kSingle))) {
+      throw bad_input(folder, "no weights", std::string(kSingle) + " or " + kIndex,
+                      "convert .bin files with transformers' save_pretrained");
+    }
+    files.emplace_back(below(folder, kSingle));
+    return files;
+  }
+  const std::string index_path = below(folder, kIndex);
+  const std::map<std::string, std::string> index = read_index(index_path);
+  std::set<std::string> names;
+  for (const auto& [tensor, shard] : index) names.insert(shard);
+  std::string missing;
+  size_t count = 0;
+  for (const std::string& name : names) {
+    if (is_file(below(folder, name))) continue;
+    missing += (missing.empty() ? "" : ", ") + name;
+    ++count;
+  }
+  if (count) {
+    throw bad_input(folder,
+                    std::to_string(count) + " of " + std::to_string(names.size()) + " shards missing: " + missing,
+                    "every file that " + std::string(kIndex) + " names", "fetch the missing files");
+  }
+  for (const std::string& name : names) files.emplace_back(below(folder, name));
+  std::map<std::string, std::set<std::string>> holds;
+  for (const SafetensorsFile& file : files) {
+    for (const SafeTensor& tensor : file.tensors())
+      holds[fs::path(file.path()).filename().string()].insert(tensor.name);
+  }
+  for (const auto& [tensor, shard] : index) {
+    if (!holds[shard].count(tensor)) {
+      throw bad_input(below(folder, shard), "no tensor " + tensor,
+                      "the tensors that " + std::string(kIndex) + " puts there");
+    }
+  }
+  return files;
+}
+
+class SafetensorsSource : public TensorSource {
+ public:
+  SafetensorsSource(std::vector<SafetensorsFile> files, const std::vector<ExpectedTensor>& expected)
+      : files_(std::move(files)) {
+    std::set<std::string> needed;
+    for (const ExpectedTensor& want : expected) needed.insert(want.hf);
+    for (const SafetensorsFile& file : files_) {
+      for (const SafeTensor& tensor : file.tensors()) {
+        if (!needed.count(tensor.name)) continue;
+        infos_.push_back({tensor.name, tensor.shape, *tensor.type});
+        parts_[tensor.name] = {&file, &tensor};
+      }
+    }
+    std::sort(infos_.begin(), infos_.end(), [](auto& a, auto& b) { return name_less(a.name, b.name); });
+  }
+
+  const std::vector<TensorInfo>& tensors() const override { return infos_; }
+
+  void read(const std::string& name, std::span<float> out) const override {
+    const auto& [file, tensor] = part(name);
+    const size_t elements = tensor->bytes.size() / static_cast<size_t>(block_format(*tensor->type).bytes);
+    if (out.size() != elements) {
+      throw Error(ErrorKind::failed, file->path() + ": tensor " + name,
+                  "a buffer of " + std::to_string(out.size()) + " values", std::to_string(elements));
+    }
+    dequantize(*tensor->type, tensor->bytes, out);
+  }
+
+  std::span<const std::byte> raw(const std::string& name) const override {
+    const SafeTensor* tensor = part(name).tensor;
+    const auto bytes = static_cast<uintptr_t>(block_format(*tensor->type).bytes);
+    if (reinterpret_cast<uintptr_t>(tensor->bytes.data()) % bytes != 0) return {};  // the format allows odd offsets
+    return tensor->bytes;
+  }
+
+ private:
+  struct Part {
+    const SafetensorsFile* file;
+    const SafeTensor* tensor;
+  };
+  const Part& part(const std::string& name) const {
+    const auto it = parts_.find(name);
+    if (it == parts_.end())
+      throw bad_input(fs::path(files_.front().path()).parent_path().string(), "no tensor " + name);
+    return it->second;
+  }
+
+  std::vector<SafetensorsFile> files_;
+  std::vector<TensorInfo> infos_;
+  std::map<std::string, Part> parts_;
+};
+
+}  // namespace
+
+ModelFiles open_directory_model(const std::string& path) {
+  const std::string config_path = below(path, "config.json");
+  if (!is_file(config_path)) {
+    throw bad_input(path, "no config.json", "a Hugging Face model directory or a .gguf file");
+  }
+  ModelFiles files;
+  files.path = path;
+  files.config = config_from_json(config_path);
+  std::vector<SafetensorsFile> shards = open_shards(path);
+  std::vector<FoundTensor> found;
+  std::map<std::string, std::string> seen;
+  for (const SafetensorsFile& shard : shards) {
+    files.weight_files.push_back(shard.path());
+    for (const SafeTensor& tensor : shard.tensors()) {
+      if (!seen.emplace(tensor.name, shard.path()).second) {
+        throw bad_input(shard.path() + ": tensor " + tensor.name, "it is in " + seen[tensor.name] + " too");
+      }
+      const std::string bad = tensor.type ? "" : tensor.dtype + " (kvcc reads F32, F16 and BF16)";
+      found.push_back({tensor.name, tensor.shape, bad});
+    }
+  }
+  const Architecture& architecture = find_architecture(files.config.architecture, config_path);
+  const std::vector<ExpectedTensor> expected = expected_tensors(architecture, files.config);
+  check_tensors(path, architecture, files.config, expected, false, found);
+  files.tensors = std::make_unique<SafetensorsSource>(std::move(shards), expected);
+
+  TokenizerSource& tokenizer = files.tokenizer;
+  const std::string json_path = below(path, "tokenizer.json"), settings = below(path, "tokenizer_config.json");
+  tokenizer.place = path;
+  if (is_file(json_path)) tokenizer.json_path = tokenizer.place = json_path;
+  if (is_file(settings)) tokenizer.config_json_path = settings;
+  tokenizer.bos_id = files.config.bos_id;
+  tokenizer.eos_id = files.config.eos_id;
+  return files;
+}
+
+}  // namespace kvcc

@@ -1,0 +1,83 @@
+#include "formats/weights/model_files.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/core/hash.h"
+#include "formats/weights/architecture.h"
+#include "formats/weights/model_sources.h"
+
+namespace kvcc {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The name of a type in DecoderConfig's world: torch's for what safetensors hold, ggml's for GGUF.
+std::string dtype_name(WeightType type, bool gguf) {
+  if (!gguf && type == WeightType::f32) return "float32";
+  if (!gguf && type == WeightType::f16) return "float16";
+  if (!gguf && type == WeightType::bf16) return "bfloat16";
+  return weight_type_name(type);
+}
+
+std::string main_dtype(const TensorSource& tensors, bool gguf) {
+  std::map<WeightType, int64_t> elements;
+  for (const TensorInfo& tensor : tensors.tensors()) elements[tensor.type] += tensor.elements();
+  const auto most = std::max_element(elements.begin(), elements.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most == elements.end() ? "" : dtype_name(most->first, gguf);
+}
+
+}  // namespace
+
+int64_t TensorInfo::elements() const {
+  int64_t n = 1;
+  for (const int64_t extent : shape) n *= extent;
+  return n;
+}
+
+const TensorInfo* TensorSource::find(const std::string& name) const {
+  const std::vector<TensorInfo>& all = tensors();
+  const auto it = std::lower_bound(all.begin(), all.end(), name,
+                                   [](const TensorInfo& a, const std::string& b) { return name_less(a.name, b); });
+  return it != all.end() && it->name == name ? &*it : nullptr;
+}
+
+ModelFiles open_model(const std::string& path) {
+  std::error_code ignored;
+  const fs::file_status status = fs::status(path, ignored);
+  if (!fs::exists(status)) {
+    throw bad_input(path, "no such file or folder", "a Hugging Face model directory or a .gguf file");
+  }
+  const bool folder = fs::is_directory(status);
+  ModelFiles files = folder ? open_directory_model(path) : open_gguf_model(path);
+  files.dtype = main_dtype(*files.tensors, !folder);
+  return files;
+}
+
+ModelInfo model_info(const ModelFiles& files) {
+  ModelInfo info;
+  fs::path path = fs::path(files.path).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  if (path == "." || path == ".." || path.empty()) path = fs::absolute(files.path).lexically_normal();
+  info.name = path.has_filename() ? path.filename().string() : path.parent_path().filename().string();
+  info.architecture = files.config.architecture;
+  Sha256 hash;
+  for (const std::string& name : files.weight_files) {
+    const MappedFile file(name);
+    hash.update(file.bytes().data(), file.bytes().size());
+  }
+  info.weights_sha256 = hash.hex();
+  const DecoderConfig& config = files.config;
+  info.shape = {static_cast<int>(config.layers), static_cast<int>(config.query_heads),
+                static_cast<int>(config.kv_heads), static_cast<int>(config.head_dim),
+                static_cast<int>(config.head_dim)};
+  info.rope = config.rope;
+  info.dtype = files.dtype;
+  return info;
+}
+
+}  // namespace kvcc
