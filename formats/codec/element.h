@@ -75,7 +75,7 @@ KVCC_HD inline bool tail_less(float a, int index_a, float b, int index_b) {
 /// Online range of a token: scale and zero-point of the inliers [low, high], rounded to fp16 as they are stored.
 struct TokenRange {
   uint16_t scale;  ///< fp16, > 0
-  uint16_t zero;   ///< fp16
+  uint16_t zero;   ///< fp16, never -0
 };
 KVCC_HD inline TokenRange token_range(float low, float high) {
 #if defined(__CUDA_ARCH__)
@@ -86,7 +86,9 @@ KVCC_HD inline TokenRange token_range(float low, float high) {
   const float centre = 0.5f * (high + low);
 #endif
   TokenRange range{float_to_half(half_width), float_to_half(centre)};
-  if (range.scale == 0) range.scale = kLeastHalfScale;
+  // Zeros of either sign are equal values: without this, +0 and -0 as ends would give a scale of -0.
+  if ((range.scale & 0x7fffu) == 0) range.scale = kLeastHalfScale;
+  if (range.zero == 0x8000u) range.zero = 0;
   return range;
 }
 

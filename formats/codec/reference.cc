@@ -1,0 +1,88 @@
+// Encode and decode of one row: plain loops. round_trip.cc is the fast form of the same.
+#include "formats/codec/reference.h"
+
+#include <algorithm>
+
+#include "formats/codec/checks.h"
+#include "formats/codec/tails.h"
+#include "formats/core/error.h"
+
+namespace kvcc {
+
+void encode(const ChannelQuantiser& q, std::span<const float> x, EncodedToken& out, const std::string& place) {
+  check_quantiser(q, place);
+  check_row(x.size(), q.heads, q.dim, place);
+  check_finite(x, q.dim, place);
+  const int n = q.heads * q.dim;
+  const bool sparse = !q.threshold_lower.empty();
+  out.codes.resize(n);
+  out.sparse.clear();
+  out.range = {};
+  for (int i = 0; i < n; ++i) {
+    const int h = i / q.dim;
+    float v = x[i];
+    if (sparse && outside_thresholds(v, q.threshold_lower[i], q.threshold_upper[i])) {
+      out.sparse.push_back({static_cast<uint16_t>(i), checked_half(v, i, q.dim, place)});
+      v = std::clamp(v, q.threshold_lower[i], q.threshold_upper[i]);
+    }
+    out.codes[i] =
+        static_cast<uint8_t>(nearest_level(q.table.head(h), q.table.count(h), normalise(v, q.scale[i], q.zero[i])));
+  }
+}
+
+void encode(const TokenQuantiser& q, std::span<const float> x, EncodedToken& out, const std::string& place) {
+  check_quantiser(q, place);
+  check_row(x.size(), q.heads, q.dim, place);
+  check_finite(x, q.dim, place);
+  const int n = q.heads * q.dim;
+  RowTails tails;
+  split_tails(x, q.tail, tails);
+  out.range = checked_range(tails.low, tails.high, place);
+  const float scale = half_to_float(out.range.scale), zero = half_to_float(out.range.zero);
+  out.codes.resize(n);
+  out.sparse.clear();
+  for (const uint16_t column : tails.columns) {
+    out.sparse.push_back({column, checked_half(x[column], column, q.dim, place)});
+  }
+  for (int i = 0; i < n; ++i) {
+    const int h = i / q.dim;
+    const float v = std::clamp(x[i], tails.low, tails.high);  // changes outliers only
+    out.codes[i] = static_cast<uint8_t>(nearest_level(q.table.head(h), q.table.count(h), normalise(v, scale, zero)));
+  }
+}
+
+void decode(const ChannelQuantiser& q, const EncodedToken& in, std::span<float> out) {
+  check_row(out.size(), q.heads, q.dim, "decode");
+  check_row(in.codes.size(), q.heads, q.dim, "decode");
+  for (int i = 0; i < q.heads * q.dim; ++i) {
+    out[i] = decode_element(q.table.head(i / q.dim)[in.codes[i]], q.scale[i], q.zero[i]);
+  }
+  for (const SparseEntry& entry : in.sparse) out[entry.column] = half_to_float(entry.value);
+}
+
+void decode(const TokenQuantiser& q, const EncodedToken& in, std::span<float> out) {
+  check_row(out.size(), q.heads, q.dim, "decode");
+  check_row(in.codes.size(), q.heads, q.dim, "decode");
+  const float scale = half_to_float(in.range.scale), zero = half_to_float(in.range.zero);
+  for (int i = 0; i < q.heads * q.dim; ++i) {
+    out[i] = decode_element(q.table.head(i / q.dim)[in.codes[i]], scale, zero);
+  }
+  for (const SparseEntry& entry : in.sparse) out[entry.column] = half_to_float(entry.value);
+}
+
+void round_to_record(std::span<const float> x, std::span<float> out, const std::string& place) {
+  if (out.size() != x.size()) {
+    throw Error(ErrorKind::failed, place, std::to_string(out.size()) + " outputs", std::to_string(x.size()));
+  }
+  const auto refuse = [&](size_t i, const std::string& wanted) {
+    throw bad_input(place + ", element " + std::to_string(i), std::to_string(x[i]), wanted);
+  };
+  if (const int64_t i = first_non_finite(x); i >= 0) refuse(i, "a finite value");
+  for (size_t i = 0; i < x.size(); ++i) {
+    const uint16_t half = float_to_half(x[i]);
+    if (half_is_infinite(half)) refuse(i, "a magnitude that fits fp16 (at most 65504), as it is stored exactly");
+    out[i] = half_to_float(half);
+  }
+}
+
+}  // namespace kvcc

@@ -1,0 +1,206 @@
+// decode(encode(x)) without the codes between: cell boundaries are computed once, and a value's level is found by
+// comparing it with all of them (up to 32 levels), sixteen values at a time.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <thread>
+
+#include "formats/codec/checks.h"
+#include "formats/codec/clones.h"
+#include "formats/codec/reference.h"
+#include "formats/codec/tails.h"
+#include "formats/core/error.h"
+
+namespace kvcc {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kComparedLevels = 32;  // above this a binary search is faster
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+
+/// Cell boundaries of one head: boundary j lies between levels j and j + 1.
+struct Cells {
+  const float* levels;
+  int count;
+  std::vector<float> boundaries;  ///< [count - 1]
+};
+
+std::vector<Cells> cells_of(const LevelTable& table) {
+  std::vector<Cells> cells(table.heads);
+  for (int h = 0; h < table.heads; ++h) {
+    cells[h].levels = table.head(h);
+    cells[h].count = table.count(h);
+    for (int j = 0; j + 1 < cells[h].count; ++j) cells[h].boundaries.push_back(upper_boundary(cells[h].levels, j));
+  }
+  return cells;
+}
+
+/// out[i] = decode of the level nearest to (x[i] - zero[i]) / scale[i]. `scale` and `zero` step by `step` (0: one for
+/// all). In place allowed.
+KVCC_CLONES void quantise(const float* x, const float* scale, const float* zero, int step, int n, const float* levels,
+                          const float* boundaries, int count, float* out) {
+  for (int begin = 0; begin < n; begin += kLanes) {
+    const int width = std::min(kLanes, n - begin);
+    float values[kLanes] = {}, s[kLanes], z[kLanes];
+    if (width == kLanes && step == 1) {
+      std::memcpy(values, x + begin, sizeof values);
+      std::memcpy(s, scale + begin, sizeof s);
+      std::memcpy(z, zero + begin, sizeof z);
+    } else {
+      for (int l = 0; l < kLanes; ++l) {
+        const int i = begin + std::min(l, width - 1);
+        values[l] = x[i];
+        s[l] = scale[i * step];
+        z[l] = zero[i * step];
+      }
+    }
+    Lanes y, sv, zv;
+    std::memcpy(&y, values, sizeof y);
+    std::memcpy(&sv, s, sizeof sv);
+    std::memcpy(&zv, z, sizeof zv);
+    y = (y - zv) / sv;
+    // Boundaries are non-decreasing, so those below y are a prefix and the last of them decides.
+    Lanes level = Lanes{} + levels[0];
+    for (int j = 0; j + 1 < count; ++j) {
+      const Lanes next = Lanes{} + levels[j + 1];
+      level = y > boundaries[j] ? next : level;
+    }
+    float nearest[kLanes], decoded[kLanes];
+    std::memcpy(nearest, &level, sizeof level);
+    for (int l = 0; l < kLanes; ++l) decoded[l] = fused_multiply_add(nearest[l], s[l], z[l]);
+    if (width == kLanes) {
+      std::memcpy(out + begin, decoded, sizeof decoded);
+    } else {
+      std::memcpy(out + begin, decoded, width * sizeof(float));
+    }
+  }
+}
+
+void quantise_head(const Cells& cells, const float* x, const float* scale, const float* zero, int step, int n,
+                   float* out) {
+  if (cells.count <= kComparedLevels) {
+    return quantise(x, scale, zero, step, n, cells.levels, cells.boundaries.data(), cells.count, out);
+  }
+  for (int i = 0; i < n; ++i) {
+    const float s = scale[i * step], z = zero[i * step], y = normalise(x[i], s, z);
+    const auto cell = std::lower_bound(cells.boundaries.begin(), cells.boundaries.end(), y);  // first boundary >= y
+    out[i] = decode_element(cells.levels[cell - cells.boundaries.begin()], s, z);
+  }
+}
+
+/// Whether any of 64 or fewer elements lies outside its thresholds.
+KVCC_CLONES bool any_outside(const float* x, const float* lower, const float* upper, int n) {
+  int any = 0;
+  for (int i = 0; i < n; ++i) any |= static_cast<int>(x[i] < lower[i]) | static_cast<int>(x[i] > upper[i]);
+  return any != 0;
+}
+
+/// Runs work(begin, end) over contiguous pieces of [0, rows) and adds up what it returns. The error of the first
+/// failing row is the one thrown, whatever the number of threads.
+template <typename Work>
+int64_t over_rows(int64_t rows, int threads, const Work& work) {
+  const int pieces = static_cast<int>(std::clamp<int64_t>(threads, 1, std::max<int64_t>(rows, 1)));
+  if (pieces == 1) return work(int64_t{0}, rows);
+  std::vector<int64_t> counts(pieces);
+  std::vector<std::exception_ptr> errors(pieces);
+  std::vector<std::thread> pool;
+  for (int p = 0; p < pieces; ++p) {
+    pool.emplace_back([&, p] {
+      try {
+        counts[p] = work(rows * p / pieces, rows * (p + 1) / pieces);
+      } catch (...) {
+        errors[p] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : pool) thread.join();
+  int64_t total = 0;
+  for (int p = 0; p < pieces; ++p) {
+    if (errors[p]) std::rethrow_exception(errors[p]);
+    total += counts[p];
+  }
+  return total;
+}
+
+int64_t check_rows(size_t size, size_t out_size, int heads, int dim, const std::string& place) {
+  const size_t n = static_cast<size_t>(heads) * dim;
+  if (size % n != 0 || out_size != size) {
+    throw Error(ErrorKind::failed, place, std::to_string(size) + " values into " + std::to_string(out_size),
+                "whole rows of " + std::to_string(n) + ", as many out as in");
+  }
+  return static_cast<int64_t>(size / n);
+}
+
+std::string token_place(const std::string& place, int64_t token) { return place + ", token " + std::to_string(token); }
+
+}  // namespace
+
+int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::span<float> out, int threads,
+                   const std::string& place) {
+  check_quantiser(q, place);
+  const int64_t rows = check_rows(x.size(), out.size(), q.heads, q.dim, place);
+  const int n = q.heads * q.dim;
+  const std::vector<Cells> cells = cells_of(q.table);
+  const bool sparse = !q.threshold_lower.empty();
+  return over_rows(rows, threads, [&](int64_t begin, int64_t end) {
+    constexpr int kBlock = 64;
+    std::vector<float> row(n);
+    int64_t outliers = 0;
+    for (int64_t t = begin; t < end; ++t) {
+      std::copy_n(x.data() + t * n, n, row.data());
+      if (first_non_finite(row) >= 0) check_finite(row, q.dim, token_place(place, t));
+      float* to = out.data() + t * n;
+      for (int h = 0; h < q.heads; ++h) {
+        const int at = h * q.dim;
+        quantise_head(cells[h], row.data() + at, q.scale.data() + at, q.zero.data() + at, 1, q.dim, to + at);
+      }
+      for (int i = 0; sparse && i < n; i += kBlock) {
+        const int width = std::min(kBlock, n - i);
+        if (!any_outside(row.data() + i, q.threshold_lower.data() + i, q.threshold_upper.data() + i, width)) continue;
+        for (int c = i; c < i + width; ++c) {
+          if (!outside_thresholds(row[c], q.threshold_lower[c], q.threshold_upper[c])) continue;
+          const uint16_t half = float_to_half(row[c]);
+          to[c] = half_to_float(half_is_infinite(half) ? checked_half(row[c], c, q.dim, token_place(place, t)) : half);
+          ++outliers;
+        }
+      }
+    }
+    return outliers;
+  });
+}
+
+int64_t round_trip(const TokenQuantiser& q, std::span<const float> x, std::span<float> out, int threads,
+                   const std::string& place) {
+  check_quantiser(q, place);
+  const int64_t rows = check_rows(x.size(), out.size(), q.heads, q.dim, place);
+  const int n = q.heads * q.dim;
+  const std::vector<Cells> cells = cells_of(q.table);
+  return over_rows(rows, threads, [&](int64_t begin, int64_t end) {
+    std::vector<float> row(n);
+    RowTails tails;
+    for (int64_t t = begin; t < end; ++t) {
+      std::copy_n(x.data() + t * n, n, row.data());
+      if (first_non_finite(row) >= 0) check_finite(row, q.dim, token_place(place, t));
+      split_tails(row, q.tail, tails);
+      TokenRange range = token_range(tails.low, tails.high);
+      if (half_is_infinite(range.scale) || half_is_infinite(range.zero)) {
+        range = checked_range(tails.low, tails.high, token_place(place, t));
+      }
+      const float scale = half_to_float(range.scale), zero = half_to_float(range.zero);
+      float* to = out.data() + t * n;
+      for (int h = 0; h < q.heads; ++h) {
+        quantise_head(cells[h], row.data() + h * q.dim, &scale, &zero, 0, q.dim, to + h * q.dim);
+      }
+      for (const uint16_t column : tails.columns) {
+        const uint16_t half = float_to_half(row[column]);
+        to[column] = half_to_float(
+            half_is_infinite(half) ? checked_half(row[column], column, q.dim, token_place(place, t)) : half);
+      }
+    }
+    return (end - begin) * 2 * q.tail;
+  });
+}
+
+}  // namespace kvcc
