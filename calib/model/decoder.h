@@ -1,0 +1,95 @@
+// One decoder, described by data (calib/model/description.h), in f32 on the CPU.
+// Letters: B batch, T tokens, H key/value heads, D head dimension.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "calib/model/description.h"
+#include "calib/model/linear.h"
+#include "calib/model/rope.h"
+#include "formats/weights/model_files.h"
+
+namespace kvcc {
+
+/// Sees, and may replace, what a layer's attention reads. Called in the forward pass, layer after layer.
+class KvTap {
+ public:
+  virtual ~KvTap() = default;
+  /// Keys after projection and bias, before RoPE; values after projection and bias: [B, T, H, D].
+  virtual void before_rope(int layer, at::Tensor& key, at::Tensor& value);
+  /// Keys after RoPE [B, T, H, D].
+  virtual void after_rope(int layer, at::Tensor& key);
+};
+
+/// Keys (after RoPE) and values of the tokens so far, for decoding token by token.
+class KvCache {
+ public:
+  /// Room for `capacity` tokens, allocated at the first append of each layer.
+  KvCache(int64_t layers, int64_t capacity);
+  int64_t length() const { return length_; }
+  /// Bytes of the whole cache at `batch` sequences.
+  static uint64_t bytes(const DecoderConfig& config, int64_t batch, int64_t capacity);
+
+ private:
+  friend class Decoder;
+  std::vector<at::Tensor> key_, value_;  ///< [B, H, capacity, D]
+  int64_t capacity_, length_ = 0;
+};
+
+class Decoder {
+ public:
+  /// Maps or converts all weights. `files` must outlive the decoder. Throws Error(bad_input) for an architecture, RoPE
+  /// kind or scaling that is not known.
+  explicit Decoder(const ModelFiles& files);
+
+  const DecoderConfig& config() const { return files_.config; }
+  int layers() const { return static_cast<int>(layers_.size()); }
+  const Rope& rope() const { return rope_; }
+
+  /// ids [B, T] int32 or int64 to hidden states [B, T, hidden]. Throws Error(bad_input) for an id outside the
+  /// vocabulary.
+  at::Tensor embed(const at::Tensor& ids) const;
+  /// One layer, x [B, T, hidden] at the positions of `angles`. tap and cache may be null. With a cache, x attends to
+  /// what the cache holds of this layer and is appended to it; the caller calls advance() after the last layer.
+  at::Tensor layer(int layer, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap = nullptr,
+                   KvCache* cache = nullptr) const;
+  void advance(KvCache& cache, int64_t tokens) const { cache.length_ += tokens; }
+  at::Tensor final_norm(const at::Tensor& x) const;
+  /// [rows, hidden], normed, to [rows, vocab].
+  at::Tensor logits(const at::Tensor& normed) const { return times_transposed(normed, head_); }
+  /// Gradient of the normed hidden states [rows, hidden] from that of the logits [rows, vocab].
+  at::Tensor logits_backward(const at::Tensor& gradient) const { return times_transposed(gradient, head_.t()); }
+
+  /// Embeddings, all layers and the final norm, without a gradient.
+  at::Tensor forward(const at::Tensor& ids, KvTap* tap = nullptr) const;
+
+  /// Weight tensors of a layer (-1: embedding, final norm, head) that hold NaN or infinity: "NAME row R", for messages.
+  std::string nonfinite_weights(int layer) const;
+  /// Bytes of weights that were converted and so live in memory (mapped ones can be dropped by the system).
+  uint64_t resident_bytes() const { return resident_bytes_; }
+
+ private:
+  struct Layer {
+    at::Tensor attention_norm, mlp_norm;  ///< [hidden]
+    Linear query, key, value, output, gate, up, down;
+  };
+  at::Tensor load(const std::string& name);
+  Linear load_linear(const std::string& name, bool bias);
+  at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
+
+  const ModelFiles& files_;
+  const DecoderDescription& description_;
+  Rope rope_;
+  uint64_t resident_bytes_ = 0;
+  at::Tensor embedding_, head_, final_norm_;
+  std::vector<Layer> layers_;
+};
+
+/// int32 ids [T] as a batch of one, [1, T] int64.
+at::Tensor ids_tensor(const std::vector<int32_t>& ids);
+
+}  // namespace kvcc
