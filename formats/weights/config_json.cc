@@ -108,7 +108,8 @@ RopeInfo read_rope(const std::string& place, const Fields& fields, int64_t head_
   if (!(partial > 0 && partial <= 1)) {
     throw bad_input(place, "partial_rotary_factor is " + std::to_string(partial), "a number above 0, up to 1");
   }
-  rope.rotary_dim = static_cast<int>(static_cast<double>(head_dim) * partial);
+  // Clamped so that it fits; check_config refuses what is out of range.
+  rope.rotary_dim = static_cast<int>(static_cast<double>(std::clamp<int64_t>(head_dim, -2, 1 << 24)) * partial);
   return rope;
 }
 
@@ -131,7 +132,8 @@ DecoderConfig config_from_json(const std::string& path) {
   DecoderConfig config;
   config.architecture = find_architecture(fields.text("model_type", ""), path).name;
   if (const json* quantised = fields.get("quantization_config")) {
-    const std::string method = quantised->is_object() ? quantised->value("quant_method", "unknown") : "unknown";
+    const std::string method =
+        quantised->is_object() ? Fields(path, *quantised).text("quant_method", "unknown") : "unknown";
     throw bad_input(path, "weights quantised by \"" + method + "\"", "F32, F16 or BF16 weights",
                     "use the full-precision model or a GGUF file");
   }
@@ -158,9 +160,6 @@ DecoderConfig config_from_json(const std::string& path) {
         "head_dim, or a hidden_size that the heads divide");
   }
   config.head_dim = derived ? config.hidden / config.query_heads : fields.integer("head_dim");
-  if (config.head_dim < 1 || config.head_dim > 65536) {
-    throw bad_input(path, "head_dim is " + std::to_string(config.head_dim), "from 1 to 65536");
-  }
   config.rope = read_rope(path, fields, config.head_dim);
   check_config(path, config);
   return config;
