@@ -1,0 +1,123 @@
+// key_scores: one block decodes a tile of keys of one KV head, turns each by its position and takes the dot products
+// with up to kGroupTile queries of the head's group, so that a key is decoded and rotated once for all of them.
+//   grid  (tiles of the context, KV head x group tile, sequence); kvcc_grid_key_scores
+//   bound codes are read once a group tile; shared memory holds the tile (<= 16.5 KiB), queries and partial sums
+//   order thread (token, part) sums the channel pairs part, part + kParts, … ; parts are added in ascending order
+#pragma once
+
+#include "kernels/device/tile.cuh"
+
+namespace kvcc::device {
+
+template <class Config>
+struct KeyScores {
+  using Params = KvccKeyScoresParams;
+  using TileType = Tile<Config>;
+  static constexpr int kThreads = KVCC_THREADS;
+  static constexpr int D = Config::kHeadDim, R = Config::kRotaryDim, G = Config::kGroupTile;
+  static constexpr int kTokens = TileType::kTokens, kParts = kThreads / kTokens;
+  static_assert(D % 2 == 0 && R % 2 == 0 && R <= D);
+  static_assert(Config::kRope == Rope::none ? R == 0 : R > 0);
+
+  struct Shared {
+    TileType tile;
+    float query[G * D];
+    float partial[kParts * G * kTokens];
+  };
+
+  struct Place {
+    int32_t head, group_first, queries, length, first;
+  };
+  static KVCC_HD Place place(const Params& p, const Block& b) {
+    const int32_t tiles = (p.group + G - 1) / G;
+    Place at;
+    at.head = static_cast<int32_t>(b.y) / tiles;
+    at.group_first = static_cast<int32_t>(b.y) % tiles * G;
+    at.queries = p.group - at.group_first < G ? p.group - at.group_first : G;
+    at.length = p.cache.lengths[b.z];
+    at.first = static_cast<int32_t>(b.x) * kTokens;
+    return at;
+  }
+
+  static KVCC_HD int phases(const Params& p, const Block& b) {
+    const Place at = place(p, b);
+    return at.first < at.length && serves<Config>(p.cache.layer, at.head) ? 5 : 0;
+  }
+
+  static KVCC_HD void phase(int k, const Params& p, const Block& b, int thread, Shared& shared) {
+    const Place at = place(p, b);
+    switch (k) {
+      case 0:
+        load_levels<Config>(p.cache, at.head, thread, shared.tile);
+        load_queries(p, b, at, thread, shared);
+        break;
+      case 1:
+        decode_codes<Config>(p.cache, b.z, at.head, at.first, at.length, thread, shared.tile);
+        break;
+      case 2:
+        apply_outliers<Config>(p.cache, b.z, at.head, at.first, at.length, thread, shared.tile);
+        break;
+      case 3:
+        dot(p, at, thread, shared);
+        break;
+      default:
+        store(p, b, at, thread, shared);
+    }
+  }
+
+ private:
+  static KVCC_HD int64_t query_row(const Params& p, const Block& b, const Place& at, int g) {
+    return (static_cast<int64_t>(b.z) * p.cache.heads + at.head) * p.group + at.group_first + g;
+  }
+
+  static KVCC_HD void load_queries(const Params& p, const Block& b, const Place& at, int thread, Shared& shared) {
+    for (int i = thread; i < G * D; i += kThreads) {
+      const int g = i / D;
+      shared.query[i] = g < at.queries ? load<Config::kDtype>(p.query, query_row(p, b, at, g) * D + i % D) : 0.0f;
+    }
+  }
+
+  static KVCC_HD void dot(const Params& p, const Place& at, int thread, Shared& shared) {
+    const int token = thread % kTokens, part = thread / kTokens;
+    const int32_t position = at.first + token;
+    if (position >= at.length) return;
+    const float* key = shared.tile.value + token * TileType::kStride;
+    float sum[G];
+    KVCC_UNROLL
+    for (int g = 0; g < G; ++g) sum[g] = 0.0f;
+    for (int pair = part; pair < D / 2; pair += kParts) {
+      int a = 2 * pair, c = 2 * pair + 1;  // also of the channels past R, which are not turned
+      if (Config::kRope == Rope::half && pair < R / 2) {
+        a = pair;
+        c = pair + R / 2;
+      }
+      float x = key[a], y = key[c];
+      if (Config::kRope != Rope::none && pair < R / 2) {
+        const int64_t angle = static_cast<int64_t>(position) * (R / 2) + pair;
+        const float cosine = p.cosine[angle], sine = p.sine[angle];
+        const float turned = fused_multiply_add(x, cosine, -multiply(y, sine));
+        y = fused_multiply_add(y, cosine, multiply(x, sine));
+        x = turned;
+      }
+      KVCC_UNROLL
+      for (int g = 0; g < G; ++g) {
+        sum[g] = fused_multiply_add(shared.query[g * D + a], x, sum[g]);
+        sum[g] = fused_multiply_add(shared.query[g * D + c], y, sum[g]);
+      }
+    }
+    KVCC_UNROLL
+    for (int g = 0; g < G; ++g) shared.partial[(part * G + g) * kTokens + token] = sum[g];
+  }
+
+  static KVCC_HD void store(const Params& p, const Block& b, const Place& at, int thread, Shared& shared) {
+    for (int i = thread; i < at.queries * kTokens; i += kThreads) {
+      const int g = i / kTokens, token = i % kTokens;
+      if (at.first + token >= at.length) continue;
+      float sum = shared.partial[g * kTokens + token];
+      for (int part = 1; part < kParts; ++part) sum = add(sum, shared.partial[(part * G + g) * kTokens + token]);
+      p.scores[query_row(p, b, at, g) * p.scores_stride + at.first + token] = multiply(sum, p.multiplier);
+    }
+  }
+};
+
+}  // namespace kvcc::device
