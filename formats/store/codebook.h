@@ -9,6 +9,7 @@
 
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
+#include "formats/store/tree.h"
 
 namespace kvcc {
 
@@ -53,9 +54,11 @@ struct Codebook {
   std::vector<uint16_t> layer_index;  ///< [L]
   TensorCodebooks key, value;
   std::string content_sha256;  ///< set by read and write
+  Tree extras;                 ///< datasets and attributes this build does not know, kept when the file is rewritten
 };
 
-/// Writes beside the name and renames. Equal content gives equal bytes. Sets content_sha256.
+/// Writes beside the name and renames. Equal content gives equal bytes. Sets content_sha256. Throws Error(failed) for
+/// content that read_codebook would refuse, before anything is written.
 void write_codebook(const std::string& path, Codebook& codebook);
 
 /// Reads and checks structure, version, shapes, meaning and checksum. Throws Error(bad_input) with path and dataset.

@@ -1,0 +1,152 @@
+#include "formats/store/codebook.h"
+
+#include <fmt/format.h>
+
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/store/codebook_fields.h"
+#include "formats/store/codebook_parse.h"
+
+namespace kvcc {
+namespace {
+
+constexpr const char* kWrittenVersion = "1.0";
+
+void put_dataset(Tree& tree, const std::string& path, TreeValue value, const char* axes, const char* unit) {
+  TreeObject& object = tree[path];
+  object.dataset = true;
+  object.value = std::move(value);
+  object.attributes["axes"] = text_value(axes);
+  object.attributes["unit"] = text_value(unit);
+}
+
+void put_model(Tree& tree, const ModelInfo& model) {
+  auto& to = tree["/model"].attributes;
+  to["name"] = text_value(model.name);
+  to["architecture"] = text_value(model.architecture);
+  to["weights_sha256"] = text_value(model.weights_sha256);
+  to["layers"] = integer_value(model.shape.layers);
+  to["query_heads"] = integer_value(model.shape.query_heads);
+  to["kv_heads"] = integer_value(model.shape.kv_heads);
+  to["head_dim"] = integer_value(model.shape.head_dim);
+  to["value_head_dim"] = integer_value(model.shape.value_head_dim);
+  to["rope_theta"] = float_value(model.rope.theta);
+  to["rope_kind"] = text_value(model.rope.kind);
+  to["rope_scaling"] = text_value(model.rope.scaling);
+  to["rope_scaling_json"] = text_value(model.rope.scaling_json);
+  to["rope_rotary_dim"] = integer_value(model.rope.rotary_dim);
+  to["qk_norm"] = integer_value(model.qk_norm ? 1 : 0);
+  to["sliding_window_layers"] = array_value(Element::i32, {static_cast<int64_t>(model.sliding_window_layers.size())},
+                                            model.sliding_window_layers);
+  to["dtype"] = text_value(model.dtype);
+}
+
+void put_provenance(Tree& tree, const Provenance& provenance) {
+  auto& to = tree["/provenance"].attributes;
+  to["tool_version"] = text_value(provenance.tool_version);
+  to["dataset_name"] = text_value(provenance.dataset_name);
+  to["dataset_sha256"] = text_value(provenance.dataset_sha256);
+  to["dataset_flavour"] = text_value(provenance.dataset_flavour);
+  to["tokenizer_sha256"] = text_value(provenance.tokenizer_sha256);
+  to["bos"] = text_value(provenance.bos);
+  to["samples"] = integer_value(provenance.samples);
+  to["seqlen"] = integer_value(provenance.seqlen);
+  to["seed"] = integer_value(provenance.seed);
+  to["tokens"] = integer_value(provenance.tokens);
+  to["activations_sha256"] = text_value(provenance.activations_sha256);
+  if (!provenance.date.empty()) to["date"] = text_value(provenance.date);
+}
+
+void put_tensor(Tree& tree, const std::string& path, const TensorCodebooks& tensor, const CacheShape& shape, int dim) {
+  for (const CodebookField& field : tensor_fields()) {
+    std::vector<int64_t> extents = {shape.layers, shape.kv_heads};
+    const std::string axes = field.axes;
+    if (axes.ends_with("channel")) extents.push_back(dim);
+    if (axes.ends_with("code")) extents.push_back(tensor.codes);
+    size_t count = 1;
+    for (const int64_t extent : extents) count *= static_cast<size_t>(extent);
+    const std::string where = path + "/" + field.path;
+    const auto put = [&](const auto& data) {
+      if (data.empty()) return;
+      if (data.size() != count) {
+        throw Error(ErrorKind::failed, where, fmt::format("{} values", data.size()), fmt::format("{}", count));
+      }
+      put_dataset(tree, where, array_value(field.type, extents, data), field.axes, field.unit);
+    };
+    if (field.floats != nullptr) put(tensor.*field.floats);
+    if (field.bytes != nullptr) put(tensor.*field.bytes);
+    if (field.stat_floats != nullptr) put(tensor.stats.*field.stat_floats);
+    if (field.stat_words != nullptr) put(tensor.stats.*field.stat_words);
+  }
+}
+
+Tree tree_of(const Codebook& codebook) {
+  Tree tree = codebook.extras;
+  auto& root = tree["/"].attributes;
+  root["format"] = text_value("kvcc-codebook");
+  // A rewritten file of a later minor version keeps its number with the additions it keeps.
+  root["format_version"] = text_value(codebook.extras.empty() ? kWrittenVersion : codebook.format_version);
+  root["scheme"] = text_value(to_string(codebook.scheme));
+  root["scheme_json"] = text_value(scheme_json(codebook.scheme));
+  put_model(tree, codebook.model);
+  put_provenance(tree, codebook.provenance);
+  put_dataset(tree, "/layer_index",
+              array_value(Element::u16, {static_cast<int64_t>(codebook.layer_index.size())}, codebook.layer_index),
+              "layer", "1");
+  put_tensor(tree, "/key", codebook.key, codebook.model.shape, codebook.model.shape.head_dim);
+  put_tensor(tree, "/value", codebook.value, codebook.model.shape, codebook.model.shape.value_head_dim);
+  // The groups above a dataset are objects of the file too, and the checksum covers them.
+  std::vector<std::string> groups;
+  for (const auto& [path, object] : tree) {
+    for (size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
+      groups.push_back(path.substr(0, slash));
+    }
+  }
+  for (const std::string& group : groups) tree[group];
+  root["content_sha256"] = text_value(content_sha256(tree));
+  return tree;
+}
+
+std::string listing(const std::vector<std::string>& problems) {
+  std::string text = problems.front();
+  if (problems.size() > 1) text += fmt::format(" (and {} more problems)", problems.size() - 1);
+  return text;
+}
+
+Tree read_tree(const std::string& path) {
+  const MappedFile file(path);
+  return hdf5_to_tree(file.bytes(), path);
+}
+
+}  // namespace
+
+void write_codebook(const std::string& path, Codebook& codebook) {
+  const Tree tree = tree_of(codebook);
+  const ParsedCodebook parsed = parse_codebook(tree);
+  if (!parsed.problems.empty()) {
+    throw Error(ErrorKind::failed, path, fmt::format("refusing to write: {}", listing(parsed.problems)));
+  }
+  write_text_file(path, tree_to_hdf5(tree));
+  codebook.content_sha256 = parsed.codebook.content_sha256;
+  codebook.format_version = parsed.codebook.format_version;
+}
+
+Codebook read_codebook(const std::string& path) {
+  ParsedCodebook parsed = parse_codebook(read_tree(path));
+  if (!parsed.problems.empty()) {
+    throw bad_input(path, listing(parsed.problems), "",
+                    parsed.problems.size() > 1 ? "'kvcc validate' lists them all" : "");
+  }
+  return std::move(parsed.codebook);
+}
+
+std::vector<std::string> validate_codebook(const std::string& path) {
+  const MappedFile file(path);
+  try {
+    return parse_codebook(hdf5_to_tree(file.bytes(), path)).problems;
+  } catch (const Error& error) {
+    return {error.what()};
+  }
+}
+
+}  // namespace kvcc

@@ -1,0 +1,166 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "formats/store/codebook_fields.h"
+#include "formats/store/codebook_parse.h"
+
+namespace kvcc {
+namespace {
+
+constexpr uint32_t kPadding = 0x7fc00000;  ///< bit pattern of codebook entries beyond 2^bits
+/// A level is a mean of normalised values, and an inlier at the end of its range may be one rounding beyond 1.
+constexpr float kLevelLimit = 1.0f + 0x1p-20f;
+
+/// Adds problems of one tensor; of each rule only the first place, with how many there are.
+class TensorCheck {
+ public:
+  TensorCheck(const Codebook& codebook, bool key, std::vector<std::string>& problems)
+      : tensor_(key ? codebook.key : codebook.value),
+        scheme_(key ? codebook.scheme.key : codebook.scheme.value),
+        heads_(codebook.model.shape.kv_heads),
+        path_(key ? "/key" : "/value"),
+        layer_index_(codebook.layer_index),
+        problems_(problems) {}
+
+  void run() {
+    check_bits();
+    check_levels();
+    check_each(
+        "scale", tensor_.scale, [](float x) { return std::isfinite(x) && x > 0; }, "a finite scale above 0");
+    check_each(
+        "zero", tensor_.zero, [](float x) { return std::isfinite(x); }, "a finite value");
+    check_each(
+        "outlier_fraction", tensor_.outlier_fraction, [](float x) { return x >= 0 && x <= 1; }, "0 to 1");
+    check_pairs("threshold_lower", tensor_.threshold_lower, "threshold_upper", tensor_.threshold_upper);
+    check_pairs("stats/min", tensor_.stats.min, "stats/max", tensor_.stats.max);
+    for (const CodebookField& field : tensor_fields()) {
+      if (field.stat_floats == nullptr) continue;
+      const std::string name = field.path;
+      const std::vector<float>& values = tensor_.stats.*field.stat_floats;
+      if (name == "stats/sqnr_db") {  // +infinity: nothing was lost
+        check_each(
+            name, values, [](float x) { return std::isfinite(x) || x > 0; }, "a number or +infinity");
+      } else if (name == "stats/min" || name == "stats/max" || name == "stats/mean") {
+        check_each(
+            name, values, [](float x) { return std::isfinite(x); }, "a finite value");
+      } else {
+        check_each(
+            name, values, [](float x) { return std::isfinite(x) && x >= 0; }, "a finite value, 0 or more");
+      }
+    }
+  }
+
+ private:
+  /// "layer 3 head 1 channel 5" of element i of an array with `per_head` values a head.
+  std::string position(size_t i, size_t per_head, const char* axis) const {
+    const size_t head = i / per_head;
+    const size_t layer = head / static_cast<size_t>(heads_);
+    std::string text = fmt::format("layer {} head {}", layer_index_[layer], head % static_cast<size_t>(heads_));
+    if (per_head > 1) text += fmt::format(" {} {}", axis, i % per_head);
+    return text;
+  }
+
+  void report(const std::string& name, size_t count, const std::string& where, const std::string& found,
+              const std::string& wanted) {
+    if (count == 0) return;
+    const std::string more = count > 1 ? fmt::format(" (and {} more)", count - 1) : "";
+    problems_.push_back(fmt::format("{}/{}: {} at {}{}; wanted {}", path_, name, found, where, more, wanted));
+  }
+
+  template <typename Good>
+  void check_each(const std::string& name, const std::vector<float>& values, Good good, const std::string& wanted) {
+    const size_t per_head = values.size() / std::max<size_t>(1, tensor_.bits.size());
+    size_t count = 0, first = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!good(values[i]) && count++ == 0) first = i;
+    }
+    if (count > 0) report(name, count, position(first, per_head, "channel"), fmt::format("{}", values[first]), wanted);
+  }
+
+  void check_pairs(const std::string& lower_name, const std::vector<float>& lower, const std::string& upper_name,
+                   const std::vector<float>& upper) {
+    if (lower.size() != upper.size()) return;  // one of them is missing: reported, or both are optional
+    const size_t per_head = lower.size() / std::max<size_t>(1, tensor_.bits.size());
+    size_t count = 0, first = 0;
+    for (size_t i = 0; i < lower.size(); ++i) {
+      const bool good = std::isfinite(lower[i]) && std::isfinite(upper[i]) && lower[i] <= upper[i];
+      if (!good && count++ == 0) first = i;
+    }
+    if (count == 0) return;
+    report(lower_name, count, position(first, per_head, "channel"),
+           fmt::format("{} with {} {}", lower[first], upper_name, upper[first]), "finite, and not above " + upper_name);
+  }
+
+  void check_bits() {
+    size_t count = 0, first = 0;
+    int most = 0;
+    for (size_t i = 0; i < tensor_.bits.size(); ++i) {
+      const int bits = tensor_.bits[i];
+      most = std::max(most, bits);
+      if ((bits < 1 || bits > 8 || bits != scheme_.bits) && count++ == 0) first = i;
+    }
+    if (count > 0) {
+      report("bits", count, position(first, 1, ""), fmt::format("{}", tensor_.bits[first]),
+             fmt::format("{} as the scheme says", scheme_.bits));
+    }
+    if (most <= 8 && tensor_.codes != 1 << most) {
+      problems_.push_back(
+          fmt::format("{}/codebook: {} codes; wanted {}, 2^bits of the largest", path_, tensor_.codes, 1 << most));
+    }
+  }
+
+  void check_levels() {
+    const size_t codes = static_cast<size_t>(tensor_.codes);
+    size_t count = 0;
+    std::string where, found, wanted;
+    const auto fault = [&](size_t i, std::string what, std::string rule) {
+      if (count++ > 0) return;
+      where = position(i, codes, "code");
+      found = std::move(what);
+      wanted = std::move(rule);
+    };
+    for (size_t head = 0; head < tensor_.bits.size(); ++head) {
+      const size_t used = std::min<size_t>(codes, size_t{1} << std::min<int>(tensor_.bits[head], 16));
+      for (size_t c = 0; c < codes; ++c) {
+        const size_t i = head * codes + c;
+        const float level = tensor_.codebook[i];
+        if (c >= used) {
+          if (std::bit_cast<uint32_t>(level) != kPadding) {
+            fault(i, fmt::format("{:#010x}", std::bit_cast<uint32_t>(level)), "the padding 0x7fc00000 beyond 2^bits");
+          }
+        } else if (!std::isfinite(level) || std::fabs(level) > kLevelLimit) {
+          fault(i, fmt::format("{}", level), "levels in [-1, 1]");
+        } else if (c > 0 && level < tensor_.codebook[i - 1]) {
+          fault(i, fmt::format("{} after {}", level, tensor_.codebook[i - 1]), "levels that do not decrease");
+        }
+      }
+    }
+    report("codebook", count, where, found, wanted);
+  }
+
+  const TensorCodebooks& tensor_;
+  const TensorScheme& scheme_;
+  const int heads_;
+  const std::string path_;
+  const std::vector<uint16_t>& layer_index_;
+  std::vector<std::string>& problems_;
+};
+
+}  // namespace
+
+void check_codebook_values(const Codebook& codebook, std::vector<std::string>& problems) {
+  for (size_t i = 1; i < codebook.layer_index.size(); ++i) {
+    if (codebook.layer_index[i] <= codebook.layer_index[i - 1]) {
+      problems.push_back(fmt::format("/layer_index: {} after {}; wanted ascending numbers", codebook.layer_index[i],
+                                     codebook.layer_index[i - 1]));
+      break;
+    }
+  }
+  TensorCheck(codebook, true, problems).run();
+  TensorCheck(codebook, false, problems).run();
+}
+
+}  // namespace kvcc

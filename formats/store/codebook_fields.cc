@@ -1,0 +1,90 @@
+#include "formats/store/codebook_fields.h"
+
+#include <array>
+
+namespace kvcc {
+namespace {
+
+using T = TensorCodebooks;
+using S = TensorStats;
+
+CodebookField floats(const char* path, const char* axes, const char* unit, Need need, std::vector<float> T::*member) {
+  return {path, Element::f32, axes, unit, need, "1.0", member, nullptr, nullptr, nullptr};
+}
+
+CodebookField statistic(const char* path, const char* axes, const char* unit, std::vector<float> S::*member) {
+  return {path, Element::f32, axes, unit, Need::optional, "1.0", nullptr, nullptr, member, nullptr};
+}
+
+}  // namespace
+
+const char* need_name(Need need) {
+  constexpr const char* kNames[] = {"always", "channel", "outliers", "optional"};
+  return kNames[static_cast<size_t>(need)];
+}
+
+std::span<const CodebookField> tensor_fields() {
+  constexpr const char* kHead = "layer,head";
+  constexpr const char* kChannel = "layer,head,channel";
+  static const std::array<CodebookField, 17> all = {{
+      {"bits", Element::u8, kHead, "bit", Need::always, "1.0", nullptr, &T::bits, nullptr, nullptr},
+      floats("codebook", "layer,head,code", "normalised", Need::always, &T::codebook),
+      floats("outlier_fraction", kHead, "1", Need::always, &T::outlier_fraction),
+      floats("scale", kChannel, "element", Need::channel, &T::scale),
+      floats("zero", kChannel, "element", Need::channel, &T::zero),
+      floats("threshold_lower", kChannel, "element", Need::outliers, &T::threshold_lower),
+      floats("threshold_upper", kChannel, "element", Need::outliers, &T::threshold_upper),
+      statistic("stats/min", kChannel, "element", &S::min),
+      statistic("stats/max", kChannel, "element", &S::max),
+      statistic("stats/mean", kChannel, "element", &S::mean),
+      statistic("stats/variance", kChannel, "element^2", &S::variance),
+      statistic("stats/fisher", kChannel, "(nat/element)^2", &S::fisher),
+      statistic("stats/weighted_sse", kHead, "nat^2", &S::weighted_sse),
+      statistic("stats/sqnr_db", kHead, "dB", &S::sqnr_db),
+      statistic("stats/first_token_share", kHead, "1", &S::first_token_share),
+      statistic("stats/fit_gap_bound", kHead, "1", &S::fit_gap_bound),
+      {"stats/distinct", Element::u32, kHead, "1", Need::optional, "1.0", nullptr, nullptr, nullptr, &S::distinct},
+  }};
+  return all;
+}
+
+std::span<const CodebookAttribute> codebook_attributes() {
+  static const std::array<CodebookAttribute, 33> all = {{
+      {"/", "format", "text", true},
+      {"/", "format_version", "text", true},
+      {"/", "content_sha256", "text", true},
+      {"/", "scheme", "text", true},
+      {"/", "scheme_json", "text", true},
+      {"/model", "name", "text", true},
+      {"/model", "architecture", "text", true},
+      {"/model", "weights_sha256", "text", true},
+      {"/model", "layers", "integer", true},
+      {"/model", "query_heads", "integer", true},
+      {"/model", "kv_heads", "integer", true},
+      {"/model", "head_dim", "integer", true},
+      {"/model", "value_head_dim", "integer", true},
+      {"/model", "rope_theta", "float", true},
+      {"/model", "rope_kind", "text", true},
+      {"/model", "rope_scaling", "text", true},
+      {"/model", "rope_scaling_json", "text", true},
+      {"/model", "rope_rotary_dim", "integer", true},
+      {"/model", "qk_norm", "integer", true},
+      {"/model", "sliding_window_layers", "integers", true},
+      {"/model", "dtype", "text", true},
+      {"/provenance", "tool_version", "text", true},
+      {"/provenance", "dataset_name", "text", true},
+      {"/provenance", "dataset_sha256", "text", true},
+      {"/provenance", "dataset_flavour", "text", true},
+      {"/provenance", "tokenizer_sha256", "text", true},
+      {"/provenance", "bos", "text", true},
+      {"/provenance", "samples", "integer", true},
+      {"/provenance", "seqlen", "integer", true},
+      {"/provenance", "seed", "integer", true},
+      {"/provenance", "tokens", "integer", true},
+      {"/provenance", "activations_sha256", "text", true},
+      {"/provenance", "date", "text", false},
+  }};
+  return all;
+}
+
+}  // namespace kvcc
