@@ -37,14 +37,18 @@ struct Shard {
   std::vector<float> key, value, key_grad, value_grad;
 };
 
-/// Writes shards; each is written beside its name, synced, renamed and then listed in the manifest.
+/// Writes shards; each is written beside its name, synced, renamed and then listed: in the journal beside the manifest
+/// (one line a shard, so that the cost of a shard does not grow with their number), which finish() folds into the
+/// manifest. One thread at a time.
 class ActivationsWriter {
  public:
   /// Makes the folder, or resumes it: `resume` allows an existing manifest with the same settings and throws
   /// Error(bad_input) with a field-by-field difference otherwise (unless `force`, which starts over). Shards that the
-  /// manifest lists but whose size or hash differ are dropped, and named in `dropped`.
+  /// manifest lists but whose size or hash differ are dropped, and named in `dropped`. The names of model and text are
+  /// for people and may differ.
   ActivationsWriter(std::string folder, ActivationsSettings settings, bool resume, bool force);
   bool has(int sample, int layer) const;
+  /// `layer` counts the layers that have a cache, 0 to L - 1; the file is named by the model's number of it.
   void put(int sample, int layer, const Shard& shard);
   const std::vector<std::string>& dropped() const { return dropped_; }
   /// All shards present: marks the manifest complete.
@@ -55,16 +59,22 @@ class ActivationsWriter {
   ActivationsSettings settings_;
   std::map<std::pair<int, int>, ShardEntry> shards_;
   std::vector<std::string> dropped_;
+  bool try_resume(bool force);
+  void start_over() const;
+  void check_space() const;
+  void drop_damaged();
   void write_manifest(bool complete) const;
 };
 
 class ActivationsReader {
  public:
-  /// Throws Error(bad_input) when shards are missing (all are named, up to 10) or the manifest is of a newer version.
+  /// Throws Error(bad_input) when shards are missing or of another size (all are named, up to 10) or the manifest is of
+  /// a newer version.
   explicit ActivationsReader(std::string folder);
   const ActivationsSettings& settings() const { return settings_; }
-  /// sha256 of the canonical settings and shard hashes.
+  /// sha256 of the canonical settings (names of model and text left out) and the shards' hashes.
   const std::string& content_sha256() const { return content_sha256_; }
+  const std::map<std::pair<int, int>, ShardEntry>& shards() const { return shards_; }
   /// Reads and checks one shard (hash included when `check_hash`). Thread-safe: HDF5 calls are serialised inside.
   Shard read(int sample, int layer, bool check_hash = true) const;
 
@@ -74,5 +84,15 @@ class ActivationsReader {
   std::map<std::pair<int, int>, ShardEntry> shards_;
   std::string content_sha256_;
 };
+
+/// Bytes that the whole folder takes, for plans and for the check before the first shard.
+uint64_t activations_bytes(const ActivationsSettings& settings);
+
+/// True for a folder that holds an activations manifest.
+bool is_activations_folder(const std::string& folder);
+
+/// All that is wrong with the folder, one line each: manifest, missing shards, sizes, hashes, shapes, values that are
+/// not finite. Throws only if the manifest can't be read.
+std::vector<std::string> validate_activations(const std::string& folder);
 
 }  // namespace kvcc

@@ -1,0 +1,265 @@
+#include "formats/store/activations.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/core/hash.h"
+#include "formats/core/text.h"
+#include "formats/store/activations_manifest.h"
+#include "formats/store/activations_shard.h"
+
+namespace kvcc {
+namespace {
+
+namespace fs = std::filesystem;
+
+int layer_number(const ActivationsSettings& settings, int layer) {
+  return settings.layer_index.at(static_cast<size_t>(layer));
+}
+
+std::string shard_path(const std::string& folder, const ActivationsSettings& settings, int sample, int layer) {
+  return folder + "/" + shard_name(sample, layer_number(settings, layer));
+}
+
+/// Names of shards, up to 10.
+std::string listed(const std::vector<std::string>& names) {
+  const size_t shown = std::min<size_t>(names.size(), 10);
+  std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<long>(shown), ", "));
+  if (names.size() > shown) text += fmt::format(" and {} more", names.size() - shown);
+  return text;
+}
+
+/// What is wrong with the file of a listed shard: "" when it has the size and, if asked, the hash.
+std::string shard_fault(const std::string& path, const ShardEntry& entry, bool hash) {
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(path, error);
+  if (error) return "missing";
+  if (bytes != entry.bytes) return fmt::format("truncated or changed: needs {} bytes, has {}", entry.bytes, bytes);
+  if (hash && sha256_file(path) != entry.sha256) return "its sha256 is not the manifest's";
+  return "";
+}
+
+}  // namespace
+
+uint64_t activations_bytes(const ActivationsSettings& settings) {
+  const CacheShape& shape = settings.model.shape;
+  const auto elements = static_cast<uint64_t>(shape.kv_heads) * (shape.head_dim + shape.value_head_dim);
+  const uint64_t each = (settings.fisher ? 2 : 1) * (settings.acts_dtype == "bf16" ? 2 : 4);
+  constexpr uint64_t kStructure = 4096;  // about what HDF5 adds to a shard
+  return static_cast<uint64_t>(settings.samples) * shape.layers * (settings.seqlen * elements * each + kStructure);
+}
+
+bool is_activations_folder(const std::string& folder) {
+  std::error_code error;
+  return fs::is_regular_file(manifest_path(folder), error);
+}
+
+ActivationsWriter::ActivationsWriter(std::string folder, ActivationsSettings settings, bool resume, bool force)
+    : folder_(std::move(folder)), settings_(std::move(settings)) {
+  std::error_code error;
+  if (is_activations_folder(folder_)) {
+    if (!resume && !force) {
+      throw bad_input(folder_, "holds activations already", "",
+                      "--resume goes on with them, --force starts over, -o names another folder");
+    }
+    if (resume && try_resume(force)) return;
+    start_over();
+  } else if (fs::exists(folder_, error) && !fs::is_directory(folder_, error)) {
+    throw bad_input(folder_, "is a file", "a folder for activations");
+  } else if (fs::exists(folder_, error) && !fs::is_empty(folder_, error)) {
+    throw bad_input(folder_, "is not empty and holds no activations", "a new or empty folder");
+  }
+  make_folder(folder_);
+  check_space();
+  write_manifest(false);
+}
+
+void ActivationsWriter::check_space() const {
+  uint64_t needed = activations_bytes(settings_);
+  for (const auto& [key, entry] : shards_) needed -= std::min(needed, entry.bytes);
+  std::error_code error;
+  const fs::space_info disk = fs::space(folder_, error);
+  if (error || disk.available >= needed) return;
+  throw Error(ErrorKind::resource, folder_,
+              fmt::format("disk full: {} needed, {} free", human_bytes(needed), human_bytes(disk.available)), "",
+              "free some space, write elsewhere, or use --acts-dtype bf16, fewer --samples or a shorter --seqlen");
+}
+
+bool ActivationsWriter::try_resume(bool force) {
+  ActivationsManifest manifest;
+  try {
+    manifest = read_activations_manifest(folder_);
+  } catch (const Error&) {
+    if (force) return false;
+    throw;
+  }
+  const std::vector<std::string> differences = settings_difference(manifest.settings, settings_);
+  if (!differences.empty()) {
+    if (force) return false;
+    throw bad_input(folder_, fmt::format("made with other settings: {}", fmt::join(differences, "; ")),
+                    "the same settings to resume", "--force starts over");
+  }
+  shards_ = std::move(manifest.shards);
+  drop_damaged();
+  check_space();
+  write_manifest(false);
+  return true;
+}
+
+void ActivationsWriter::drop_damaged() {
+  std::erase_if(shards_, [&](const auto& shard) {
+    const auto& [key, entry] = shard;
+    const std::string path = shard_path(folder_, settings_, key.first, key.second);
+    const std::string fault = shard_fault(path, entry, true);
+    if (fault.empty()) return false;
+    dropped_.push_back(fmt::format("{}: {}", shard_name(key.first, layer_number(settings_, key.second)), fault));
+    return true;
+  });
+  // What a killed run left half-written beside its name.
+  for (const auto& sample : fs::directory_iterator(folder_)) {
+    if (!sample.is_directory()) continue;
+    for (const auto& file : fs::directory_iterator(sample.path())) {
+      if (file.path().filename().string().find(".h5.partial-") != std::string::npos) fs::remove(file.path());
+    }
+  }
+}
+
+/// Removes the manifest first, so that a kill in between leaves no folder that looks whole; then what it listed.
+void ActivationsWriter::start_over() const {
+  ShardMap listed_shards;
+  ActivationsSettings there;
+  try {
+    ActivationsManifest manifest = read_activations_manifest(folder_);
+    listed_shards = std::move(manifest.shards);
+    there = std::move(manifest.settings);
+  } catch (const Error&) {
+    // An unreadable manifest lists nothing.
+  }
+  std::error_code error;
+  fs::remove(manifest_path(folder_), error);
+  fs::remove(journal_path(folder_), error);
+  for (const auto& [key, entry] : listed_shards) fs::remove(shard_path(folder_, there, key.first, key.second), error);
+}
+
+bool ActivationsWriter::has(int sample, int layer) const { return shards_.contains({sample, layer}); }
+
+void ActivationsWriter::put(int sample, int layer, const Shard& shard) {
+  if (sample < 0 || sample >= settings_.samples || layer < 0 || layer >= settings_.model.shape.layers) {
+    throw Error(ErrorKind::failed, folder_, fmt::format("shard of sample {} layer {}", sample, layer),
+                fmt::format("samples below {} and layers below {}", settings_.samples, settings_.model.shape.layers));
+  }
+  const std::string image = shard_image(settings_, sample, layer, shard);
+  const std::string path = shard_path(folder_, settings_, sample, layer);
+  make_folder(fs::path(path).parent_path().string());
+  write_text_file(path, image);
+  const ShardEntry entry{image.size(), sha256_hex(image)};
+  append_to_journal(folder_, shard_name(sample, layer_number(settings_, layer)), entry);
+  shards_[{sample, layer}] = entry;
+}
+
+void ActivationsWriter::finish() {
+  const auto wanted = static_cast<size_t>(settings_.samples * settings_.model.shape.layers);
+  if (shards_.size() != wanted) {
+    throw Error(ErrorKind::failed, folder_, fmt::format("{} shards", shards_.size()), fmt::format("{}", wanted));
+  }
+  write_manifest(true);
+}
+
+void ActivationsWriter::write_manifest(bool complete) const {
+  write_activations_manifest(folder_, {settings_, shards_, complete});
+  // The manifest has all of the journal now.
+  std::error_code error;
+  fs::remove(journal_path(folder_), error);
+}
+
+ActivationsReader::ActivationsReader(std::string folder) : folder_(std::move(folder)) {
+  if (!is_activations_folder(folder_)) {
+    throw bad_input(folder_, "no manifest.json", "a folder that kvcc collect wrote");
+  }
+  ActivationsManifest manifest = read_activations_manifest(folder_);
+  settings_ = std::move(manifest.settings);
+  shards_ = std::move(manifest.shards);
+  std::vector<std::string> missing;
+  for (int sample = 0; sample < settings_.samples; ++sample) {
+    for (int layer = 0; layer < settings_.model.shape.layers; ++layer) {
+      const auto listed_shard = shards_.find({sample, layer});
+      const bool good = listed_shard != shards_.end() &&
+                        shard_fault(shard_path(folder_, settings_, sample, layer), listed_shard->second, false).empty();
+      if (!good) missing.push_back(shard_name(sample, layer_number(settings_, layer)));
+    }
+  }
+  if (!missing.empty()) {
+    throw bad_input(folder_,
+                    fmt::format("{} of {} shards missing or incomplete: {}", missing.size(),
+                                settings_.samples * settings_.model.shape.layers, listed(missing)),
+                    "", "'kvcc collect --resume' with the same settings makes them");
+  }
+  content_sha256_ = activations_sha256(settings_, shards_);
+}
+
+Shard ActivationsReader::read(int sample, int layer, bool check_hash) const {
+  const auto entry = shards_.find({sample, layer});
+  if (entry == shards_.end()) {
+    throw Error(ErrorKind::failed, folder_, fmt::format("no shard of sample {} layer {}", sample, layer));
+  }
+  const std::string path = shard_path(folder_, settings_, sample, layer);
+  const MappedFile file(path);
+  const auto bytes = file.bytes();
+  if (bytes.size() != entry->second.bytes) {
+    throw bad_input(path,
+                    fmt::format("truncated or changed: needs {} bytes, has {}", entry->second.bytes, bytes.size()));
+  }
+  if (check_hash) {
+    const std::string hash = Sha256().update(bytes.data(), bytes.size()).hex();
+    if (hash != entry->second.sha256) {
+      throw bad_input(path, fmt::format("sha256 {}", hash), entry->second.sha256 + " as the manifest says",
+                      "'kvcc collect --resume' makes it again");
+    }
+  }
+  return shard_of_image(settings_, sample, layer, bytes, path);
+}
+
+std::vector<std::string> validate_activations(const std::string& folder) {
+  const ActivationsManifest manifest = read_activations_manifest(folder);
+  const ActivationsSettings& settings = manifest.settings;
+  std::vector<std::string> problems;
+  if (!manifest.complete) problems.push_back("manifest.json: not complete (an interrupted run)");
+  for (int sample = 0; sample < settings.samples; ++sample) {
+    for (int layer = 0; layer < settings.model.shape.layers; ++layer) {
+      const std::string name = shard_name(sample, layer_number(settings, layer));
+      const auto entry = manifest.shards.find({sample, layer});
+      if (entry == manifest.shards.end()) {
+        problems.push_back(name + ": not listed");
+        continue;
+      }
+      const std::string path = folder + "/" + name;
+      if (const std::string fault = shard_fault(path, entry->second, true); !fault.empty()) {
+        problems.push_back(name + ": " + fault);
+        continue;
+      }
+      try {
+        const MappedFile file(path);
+        const Shard shard = shard_of_image(settings, sample, layer, file.bytes(), name);
+        for (const auto& [tensor, data] : {std::pair<const char*, const std::vector<float>*>{"key", &shard.key},
+                                           {"value", &shard.value},
+                                           {"key_grad", &shard.key_grad},
+                                           {"value_grad", &shard.value_grad}}) {
+          const auto bad = std::find_if(data->begin(), data->end(), [](float x) { return !std::isfinite(x); });
+          if (bad == data->end()) continue;
+          const auto row = static_cast<int64_t>(data->size()) / settings.seqlen;
+          problems.push_back(fmt::format("{}: /{}: {} at token {}", name, tensor, *bad, (bad - data->begin()) / row));
+        }
+      } catch (const Error& error) {
+        problems.push_back(error.what());
+      }
+    }
+  }
+  return problems;
+}
+
+}  // namespace kvcc

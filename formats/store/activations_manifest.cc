@@ -1,0 +1,217 @@
+#include "formats/store/activations_manifest.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <sstream>
+
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/core/hash.h"
+#include "formats/store/model_json.h"
+
+namespace kvcc {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kSchemaVersion = 1;
+constexpr const char* kFormat = "kvcc-activations";
+
+ActivationsSettings settings_from_json(const ordered_json& document, const std::string& place) {
+  ActivationsSettings settings;
+  settings.model = model_from_json(json_member<ordered_json>(document, "model", place), place + ": model");
+  settings.tokenizer_sha256 = json_member<std::string>(document, "tokenizer_sha256", place);
+  settings.text_name = json_member<std::string>(document, "text_name", place);
+  settings.text_sha256 = json_member<std::string>(document, "text_sha256", place);
+  settings.text_flavour = json_member<std::string>(document, "text_flavour", place);
+  settings.bos = json_member<std::string>(document, "bos", place);
+  settings.samples = json_member<int64_t>(document, "samples", place);
+  settings.seqlen = json_member<int64_t>(document, "seqlen", place);
+  settings.seed = json_member<int64_t>(document, "seed", place);
+  settings.offsets = json_member<std::vector<int64_t>>(document, "offsets", place);
+  settings.sample_sha256 = json_member<std::vector<std::string>>(document, "sample_sha256", place);
+  settings.compute_dtype = json_member<std::string>(document, "compute_dtype", place);
+  settings.acts_dtype = json_member<std::string>(document, "acts_dtype", place);
+  settings.fisher = json_member<bool>(document, "fisher", place);
+  settings.layer_index = json_member<std::vector<int>>(document, "layer_index", place);
+  return settings;
+}
+
+void check_settings(const ActivationsSettings& settings, const std::string& place) {
+  const auto need = [&](bool good, const std::string& found, const std::string& wanted) {
+    if (!good) throw bad_input(place, found, wanted);
+  };
+  const CacheShape& shape = settings.model.shape;
+  need(shape.layers > 0 && shape.kv_heads > 0 && shape.head_dim > 0 && shape.value_head_dim > 0,
+       fmt::format("model of {} layers, {} kv heads, head dims {} and {}", shape.layers, shape.kv_heads, shape.head_dim,
+                   shape.value_head_dim),
+       "all positive");
+  need(settings.samples > 0 && settings.samples < 1'000'000 && settings.seqlen > 0 && settings.seqlen < (1 << 30),
+       fmt::format("{} samples of {} tokens", settings.samples, settings.seqlen), "both positive");
+  need(static_cast<int>(settings.layer_index.size()) == shape.layers,
+       fmt::format("layer_index has {} entries", settings.layer_index.size()), fmt::format("{}", shape.layers));
+  need(std::is_sorted(settings.layer_index.begin(), settings.layer_index.end(), std::less_equal<>()) &&
+           settings.layer_index.front() >= 0,
+       "layer_index is not ascending", "numbers of the model's layers");
+  need(settings.acts_dtype == "f32" || settings.acts_dtype == "bf16",
+       fmt::format("acts_dtype is '{}'", settings.acts_dtype), "f32 or bf16");
+}
+
+/// The fields that decide the bytes: names for people are left out.
+ordered_json deciding_fields(const ActivationsSettings& settings) {
+  ordered_json fields = settings_json(settings);
+  fields["model"].erase("name");
+  fields.erase("text_name");
+  return fields;
+}
+
+void collect_differences(const std::string& name, const ordered_json& there, const ordered_json& now,
+                         std::vector<std::string>& out) {
+  if (there == now) return;
+  if (there.is_object() && now.is_object()) {
+    for (const auto& [key, value] : there.items()) {
+      collect_differences(name.empty() ? key : name + "." + key, value, now.value(key, ordered_json()), out);
+    }
+    return;
+  }
+  if (there.is_array() && now.is_array() && there.size() == now.size()) {
+    size_t i = 0;
+    while (there[i] == now[i]) ++i;
+    out.push_back(fmt::format("{}[{}]: {} there, {} now", name, i, there[i].dump(), now[i].dump()));
+    return;
+  }
+  const auto text = [](const ordered_json& value) {
+    return value.is_array() ? fmt::format("{} entries", value.size()) : value.dump();
+  };
+  out.push_back(fmt::format("{}: {} there, {} now", name, text(there), text(now)));
+}
+
+/// Shard names of the settings, so that nothing outside the folder is ever opened.
+std::map<std::string, std::pair<int, int>> shard_names(const ActivationsSettings& settings) {
+  std::map<std::string, std::pair<int, int>> names;
+  for (int sample = 0; sample < settings.samples; ++sample) {
+    for (int layer = 0; layer < settings.model.shape.layers; ++layer) {
+      names[shard_name(sample, settings.layer_index[static_cast<size_t>(layer)])] = {sample, layer};
+    }
+  }
+  return names;
+}
+
+void read_journal(const std::string& folder, const std::map<std::string, std::pair<int, int>>& names,
+                  ShardMap& shards) {
+  std::error_code error;
+  if (!std::filesystem::exists(journal_path(folder), error)) return;
+  const std::string text = read_text_file(journal_path(folder));
+  std::istringstream lines(text.substr(0, text.rfind('\n') + 1));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name;
+    ShardEntry entry;
+    words >> name >> entry.bytes >> entry.sha256;
+    const auto known = names.find(name);
+    if (words && known != names.end()) shards[known->second] = entry;
+  }
+}
+
+}  // namespace
+
+std::string manifest_path(const std::string& folder) { return folder + "/manifest.json"; }
+std::string journal_path(const std::string& folder) { return folder + "/manifest.journal"; }
+std::string shard_name(int sample, int layer_number) { return fmt::format("s{:04}/l{:04}.h5", sample, layer_number); }
+
+ordered_json settings_json(const ActivationsSettings& settings) {
+  ordered_json document;
+  document["model"] = to_json(settings.model);
+  document["tokenizer_sha256"] = settings.tokenizer_sha256;
+  document["text_name"] = settings.text_name;
+  document["text_sha256"] = settings.text_sha256;
+  document["text_flavour"] = settings.text_flavour;
+  document["bos"] = settings.bos;
+  document["samples"] = settings.samples;
+  document["seqlen"] = settings.seqlen;
+  document["seed"] = settings.seed;
+  document["offsets"] = settings.offsets;
+  document["sample_sha256"] = settings.sample_sha256;
+  document["compute_dtype"] = settings.compute_dtype;
+  document["acts_dtype"] = settings.acts_dtype;
+  document["fisher"] = settings.fisher;
+  document["layer_index"] = settings.layer_index;
+  return document;
+}
+
+std::vector<std::string> settings_difference(const ActivationsSettings& there, const ActivationsSettings& now) {
+  std::vector<std::string> differences;
+  collect_differences("", deciding_fields(there), deciding_fields(now), differences);
+  return differences;
+}
+
+std::string activations_sha256(const ActivationsSettings& settings, const ShardMap& shards) {
+  Sha256 hash;
+  hash.update(deciding_fields(settings).dump(-1, ' ', false, ordered_json::error_handler_t::replace)).update("\n");
+  for (const auto& [key, entry] : shards) {
+    const int number = settings.layer_index[static_cast<size_t>(key.second)];
+    hash.update(fmt::format("{} {} {}\n", shard_name(key.first, number), entry.bytes, entry.sha256));
+  }
+  return hash.hex();
+}
+
+void write_activations_manifest(const std::string& folder, const ActivationsManifest& manifest) {
+  ordered_json document;
+  document["schema_version"] = kSchemaVersion;
+  document["format"] = kFormat;
+  document["complete"] = manifest.complete;
+  document["settings"] = settings_json(manifest.settings);
+  ordered_json shards = ordered_json::object();
+  for (const auto& [key, entry] : manifest.shards) {
+    const int number = manifest.settings.layer_index[static_cast<size_t>(key.second)];
+    shards[shard_name(key.first, number)] = {{"bytes", entry.bytes}, {"sha256", entry.sha256}};
+  }
+  document["shards"] = std::move(shards);
+  write_text_file(manifest_path(folder), document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+}
+
+ActivationsManifest read_activations_manifest(const std::string& folder) {
+  const std::string path = manifest_path(folder);
+  const ordered_json document = ordered_json::parse(read_text_file(path), nullptr, false);
+  if (document.is_discarded()) throw bad_input(path, "not JSON, or truncated");
+  const int version = json_member<int>(document, "schema_version", path);
+  if (version > kSchemaVersion) {
+    throw bad_input(path, fmt::format("activations format {}, this build reads up to {}", version, kSchemaVersion));
+  }
+  if (const std::string format = json_member<std::string>(document, "format", path); format != kFormat) {
+    throw bad_input(path, fmt::format("format is '{}'", format), fmt::format("'{}'", kFormat));
+  }
+  ActivationsManifest manifest;
+  manifest.complete = json_member<bool>(document, "complete", path);
+  manifest.settings = settings_from_json(json_member<ordered_json>(document, "settings", path), path + ": settings");
+  check_settings(manifest.settings, path);
+  const auto names = shard_names(manifest.settings);
+  const ordered_json shards = json_member<ordered_json>(document, "shards", path);
+  for (const auto& [name, entry] : shards.items()) {
+    const auto known = names.find(name);
+    if (known == names.end()) throw bad_input(path, fmt::format("shard '{}' is not of these settings", name));
+    manifest.shards[known->second] = {json_member<uint64_t>(entry, "bytes", path + ": " + name),
+                                      json_member<std::string>(entry, "sha256", path + ": " + name)};
+  }
+  if (!manifest.complete) read_journal(folder, names, manifest.shards);
+  return manifest;
+}
+
+void append_to_journal(const std::string& folder, const std::string& shard, const ShardEntry& entry) {
+  const std::string path = journal_path(folder);
+  const int file = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (file < 0) throw write_error(path, errno);
+  const std::string line = fmt::format("{} {} {}\n", shard, entry.bytes, entry.sha256);
+  const ssize_t written = ::write(file, line.data(), line.size());
+  int code = written == static_cast<ssize_t>(line.size()) ? 0 : written < 0 ? errno : ENOSPC;
+  if (code == 0 && ::fsync(file) != 0) code = errno;
+  ::close(file);
+  if (code != 0) throw write_error(path, code, line.size());
+}
+
+}  // namespace kvcc

@@ -1,0 +1,37 @@
+// manifest.json of an activations folder and the journal beside it. Not for other folders.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "formats/store/activations.h"
+
+namespace kvcc {
+
+using ShardMap = std::map<std::pair<int, int>, ShardEntry>;  ///< (sample, layer 0 to L - 1)
+
+struct ActivationsManifest {
+  ActivationsSettings settings;
+  ShardMap shards;
+  bool complete = false;
+};
+
+std::string manifest_path(const std::string& folder);
+std::string journal_path(const std::string& folder);
+/// "s0003/l0011.h5", relative to the folder. `layer_number` is the model's.
+std::string shard_name(int sample, int layer_number);
+
+nlohmann::ordered_json settings_json(const ActivationsSettings& settings);
+/// "seqlen: 2048 there, 1024 now", one entry for each field that decides the bytes and differs.
+std::vector<std::string> settings_difference(const ActivationsSettings& there, const ActivationsSettings& now);
+std::string activations_sha256(const ActivationsSettings& settings, const ShardMap& shards);
+
+void write_activations_manifest(const std::string& folder, const ActivationsManifest& manifest);
+/// Manifest and journal together. A torn last line of the journal is left out. Throws Error(bad_input).
+ActivationsManifest read_activations_manifest(const std::string& folder);
+/// Adds one line to the journal and syncs it.
+void append_to_journal(const std::string& folder, const std::string& shard, const ShardEntry& entry);
+
+}  // namespace kvcc

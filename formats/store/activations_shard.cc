@@ -1,0 +1,114 @@
+#include "formats/store/activations_shard.h"
+
+#include <fmt/format.h>
+
+#include "formats/core/error.h"
+#include "formats/core/text.h"
+#include "formats/layout/half.h"
+#include "formats/store/tree.h"
+
+namespace kvcc {
+namespace {
+
+constexpr const char* kFormat = "kvcc-activations-shard";
+constexpr const char* kAxes = "token,head,channel";
+
+struct ShardTensor {
+  const char* path;
+  const char* unit;
+  std::vector<float> Shard::*data;
+  bool value;     ///< of the value heads' dimension
+  bool gradient;  ///< only with Fisher
+};
+
+constexpr ShardTensor kTensors[] = {
+    {"/key", "element", &Shard::key, false, false},
+    {"/key_grad", "nat/element", &Shard::key_grad, false, true},
+    {"/value", "element", &Shard::value, true, false},
+    {"/value_grad", "nat/element", &Shard::value_grad, true, true},
+};
+
+std::vector<int64_t> shape_of(const ActivationsSettings& settings, const ShardTensor& tensor) {
+  const CacheShape& shape = settings.model.shape;
+  return {settings.seqlen, shape.kv_heads, tensor.value ? shape.value_head_dim : shape.head_dim};
+}
+
+TreeValue value_of(const std::vector<float>& data, const std::vector<int64_t>& shape, bool bf16) {
+  if (!bf16) return array_value(Element::f32, shape, data);
+  std::vector<uint16_t> halves(data.size());
+  for (size_t i = 0; i < data.size(); ++i) halves[i] = float_to_bfloat16(data[i]);
+  return array_value(Element::u16, shape, halves);
+}
+
+}  // namespace
+
+std::string shard_image(const ActivationsSettings& settings, int sample, int layer, const Shard& shard) {
+  const bool bf16 = settings.acts_dtype == "bf16";
+  const int number = settings.layer_index.at(static_cast<size_t>(layer));
+  Tree tree;
+  auto& root = tree["/"].attributes;
+  root["format"] = text_value(kFormat);
+  root["format_version"] = text_value("1.0");
+  root["sample"] = integer_value(sample);
+  root["layer"] = integer_value(number);
+  for (const ShardTensor& tensor : kTensors) {
+    if (tensor.gradient && !settings.fisher) continue;
+    const std::vector<int64_t> shape = shape_of(settings, tensor);
+    const std::vector<float>& data = shard.*tensor.data;
+    const auto wanted = static_cast<size_t>(shape[0] * shape[1] * shape[2]);
+    if (data.size() != wanted) {
+      throw Error(ErrorKind::failed, fmt::format("sample {} layer {} {}", sample, number, tensor.path),
+                  fmt::format("{} values", data.size()), fmt::format("{} for {}", wanted, shape_text(shape)));
+    }
+    TreeObject& object = tree[tensor.path];
+    object.dataset = true;
+    object.value = value_of(data, shape, bf16);
+    object.attributes["axes"] = text_value(kAxes);
+    object.attributes["unit"] = text_value(tensor.unit);
+    if (bf16) object.attributes["encoding"] = text_value("bf16");
+  }
+  return tree_to_hdf5(tree);
+}
+
+Shard shard_of_image(const ActivationsSettings& settings, int sample, int layer, std::span<const std::byte> image,
+                     const std::string& place) {
+  const Tree tree = hdf5_to_tree(image, place);
+  const bool bf16 = settings.acts_dtype == "bf16";
+  const auto need_attribute = [&](const std::string& name, const TreeValue& wanted) {
+    const auto& attributes = tree.at("/").attributes;
+    const auto found = attributes.find(name);
+    if (found == attributes.end() || !(found->second == wanted)) {
+      throw bad_input(
+          place, fmt::format("attribute {} is missing or wrong", name),
+          fmt::format("sample {} layer {} of a shard", sample, settings.layer_index[static_cast<size_t>(layer)]));
+    }
+  };
+  need_attribute("format", text_value(kFormat));
+  need_attribute("sample", integer_value(sample));
+  need_attribute("layer", integer_value(settings.layer_index.at(static_cast<size_t>(layer))));
+  Shard shard;
+  for (const ShardTensor& tensor : kTensors) {
+    if (tensor.gradient && !settings.fisher) continue;
+    const std::string where = fmt::format("{}: {}", place, tensor.path);
+    const auto object = tree.find(tensor.path);
+    if (object == tree.end() || !object->second.dataset) throw bad_input(where, "missing");
+    const TreeValue& value = object->second.value;
+    const std::vector<int64_t> shape = shape_of(settings, tensor);
+    const Element type = bf16 ? Element::u16 : Element::f32;
+    if (value.type != type || value.shape != shape) {
+      throw bad_input(where, fmt::format("{} {}", element_name(value.type), shape_text(value.shape)),
+                      fmt::format("{} {}", element_name(type), shape_text(shape)));
+    }
+    std::vector<float>& data = shard.*tensor.data;
+    if (!bf16) {
+      data = array_of<float>(value);
+      continue;
+    }
+    const std::vector<uint16_t> halves = array_of<uint16_t>(value);
+    data.resize(halves.size());
+    for (size_t i = 0; i < halves.size(); ++i) data[i] = bfloat16_to_float(halves[i]);
+  }
+  return shard;
+}
+
+}  // namespace kvcc

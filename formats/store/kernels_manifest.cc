@@ -1,0 +1,148 @@
+#include "formats/store/kernels_manifest.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <set>
+
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/core/hash.h"
+#include "formats/store/model_json.h"
+
+namespace kvcc {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kSchemaVersion = 1;
+
+ordered_json entry_json(const KernelEntry& entry) {
+  ordered_json arguments = ordered_json::array();
+  for (const KernelArgument& argument : entry.arguments) {
+    arguments.push_back({{"name", argument.name}, {"type", argument.type}, {"shape", argument.shape}});
+  }
+  ordered_json document;
+  document["name"] = entry.name;
+  document["symbol"] = entry.symbol;
+  document["family"] = entry.family;
+  document["spec"] = entry.spec;
+  document["arch"] = entry.arch;
+  document["source"] = entry.source;
+  document["cubin"] = entry.cubin;
+  document["ptx"] = entry.ptx;
+  document["registers"] = entry.registers;
+  document["spill_bytes"] = entry.spill_bytes;
+  document["shared_bytes"] = entry.shared_bytes;
+  document["launch"] = {{"block", entry.launch.block},
+                        {"tokens_per_block", entry.launch.tokens_per_block},
+                        {"splits", entry.launch.splits}};
+  document["arguments"] = std::move(arguments);
+  return document;
+}
+
+KernelEntry entry_from_json(const ordered_json& document, const std::string& place) {
+  KernelEntry entry;
+  entry.name = json_member<std::string>(document, "name", place);
+  const std::string where = place + ": " + entry.name;
+  entry.symbol = json_member<std::string>(document, "symbol", where);
+  entry.family = json_member<std::string>(document, "family", where);
+  entry.spec = json_member<ordered_json>(document, "spec", where);
+  entry.arch = json_member<std::string>(document, "arch", where);
+  entry.source = json_member<std::string>(document, "source", where);
+  entry.cubin = json_member<std::string>(document, "cubin", where);
+  entry.ptx = json_member<std::string>(document, "ptx", where);
+  entry.registers = json_member<int>(document, "registers", where);
+  entry.spill_bytes = json_member<int>(document, "spill_bytes", where);
+  entry.shared_bytes = json_member<int>(document, "shared_bytes", where);
+  const auto launch = json_member<ordered_json>(document, "launch", where);
+  entry.launch.block = json_member<std::array<int, 3>>(launch, "block", where + " launch");
+  entry.launch.tokens_per_block = json_member<int>(launch, "tokens_per_block", where + " launch");
+  entry.launch.splits = json_member<std::string>(launch, "splits", where + " launch");
+  for (const ordered_json& argument : json_member<std::vector<ordered_json>>(document, "arguments", where)) {
+    entry.arguments.push_back({json_member<std::string>(argument, "name", where + " arguments"),
+                               json_member<std::string>(argument, "type", where + " arguments"),
+                               json_member<std::vector<std::string>>(argument, "shape", where + " arguments")});
+  }
+  return entry;
+}
+
+std::string manifest_file(const std::string& folder) { return folder + "/kernels.json"; }
+
+}  // namespace
+
+ordered_json to_json(const KernelsManifest& manifest) {
+  ordered_json document;
+  document["schema_version"] = kSchemaVersion;
+  document["content_sha256"] = manifest.content_sha256;
+  document["artifact"] = manifest.artifact;
+  document["scheme"] = manifest.scheme;
+  document["model"] = manifest.model;
+  document["layout"] = manifest.layout;
+  document["tool_version"] = manifest.tool_version;
+  document["nvcc_version"] = manifest.nvcc_version;
+  document["files"] = manifest.files;
+  document["kernels"] = ordered_json::array();
+  for (const KernelEntry& entry : manifest.kernels) document["kernels"].push_back(entry_json(entry));
+  return document;
+}
+
+KernelsManifest kernels_from_json(const ordered_json& document, const std::string& place) {
+  const int version = json_member<int>(document, "schema_version", place);
+  if (version > kSchemaVersion) {
+    throw bad_input(place, fmt::format("kernels format {}, this build reads up to {}", version, kSchemaVersion));
+  }
+  KernelsManifest manifest;
+  manifest.content_sha256 = json_member<std::string>(document, "content_sha256", place);
+  manifest.artifact = json_member<std::string>(document, "artifact", place);
+  manifest.scheme = json_member<std::string>(document, "scheme", place);
+  manifest.model = json_member<std::string>(document, "model", place);
+  manifest.layout = json_member<std::string>(document, "layout", place);
+  manifest.tool_version = json_member<std::string>(document, "tool_version", place);
+  manifest.nvcc_version = json_member<std::string>(document, "nvcc_version", place);
+  manifest.files = json_member<std::map<std::string, std::string>>(document, "files", place);
+  for (const ordered_json& entry : json_member<std::vector<ordered_json>>(document, "kernels", place)) {
+    manifest.kernels.push_back(entry_from_json(entry, place));
+  }
+  return manifest;
+}
+
+void write_kernels_manifest(const std::string& folder, const KernelsManifest& manifest) {
+  write_if_different(manifest_file(folder),
+                     to_json(manifest).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+}
+
+KernelsManifest read_kernels_manifest(const std::string& folder) {
+  const std::string path = manifest_file(folder);
+  const ordered_json document = ordered_json::parse(read_text_file(path), nullptr, false);
+  if (document.is_discarded()) throw bad_input(path, "not JSON, or truncated");
+  return kernels_from_json(document, path);
+}
+
+std::vector<std::string> validate_kernels(const std::string& folder) {
+  const KernelsManifest manifest = read_kernels_manifest(folder);
+  std::vector<std::string> problems;
+  const std::filesystem::path root = folder;
+  for (const auto& [name, sha256] : manifest.files) {
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(root / name, error)) {
+      problems.push_back(name + ": missing");
+    } else if (sha256_file((root / name).string()) != sha256) {
+      problems.push_back(name + ": its sha256 is not the manifest's");
+    }
+  }
+  std::set<std::pair<std::string, std::string>> seen;
+  for (const KernelEntry& entry : manifest.kernels) {
+    const std::string what = fmt::format("kernel {} ({})", entry.name, entry.arch);
+    if (!seen.insert({entry.name, entry.arch}).second) problems.push_back(what + ": listed twice");
+    if (entry.spill_bytes > 0) problems.push_back(fmt::format("{}: spills {} bytes", what, entry.spill_bytes));
+    for (const std::string& file : {entry.source, entry.cubin, entry.ptx}) {
+      if (!file.empty() && !manifest.files.contains(file)) {
+        problems.push_back(fmt::format("{}: file {} is not listed", what, file));
+      }
+    }
+  }
+  return problems;
+}
+
+}  // namespace kvcc
