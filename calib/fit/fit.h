@@ -24,16 +24,28 @@ struct LayerActivations {
 struct TensorFit {
   LevelTable table;
   std::vector<float> scale, zero, threshold_lower, threshold_upper;  ///< [H, D], static only
-  std::vector<float> outlier_fraction;                               ///< [H]
-  std::vector<float> weighted_sse, sqnr_db, fit_gap_bound;           ///< [H]
-  std::vector<uint32_t> distinct;                                    ///< [H]
-  std::vector<float> min, max, mean, variance, fisher;               ///< [H, D]
-  std::vector<float> first_token_share;                              ///< [H]
+  /// [H] Measured over the tokens that the scheme quantises, that is without its sinks. weighted_sse: sum of F (x -
+  /// x^)^2 with F the squared gradient (1 without gradients); sqnr_db at most 200, which stands for no error at all.
+  std::vector<float> outlier_fraction, weighted_sse, sqnr_db;
+  /// [H] Bound on (objective - optimum) / optimum of the k-means; 0 for grids that need no data.
+  std::vector<float> fit_gap_bound;
+  /// [H] Distinct levels; fewer than codes where the data hold fewer distinct values: the last level is then repeated.
+  std::vector<uint32_t> distinct;
+  /// [H, D] Over all tokens. variance: population; fisher: mean squared gradient, 0 without gradients.
+  std::vector<float> min, max, mean, variance, fisher;
+  /// [H] Share of the Fisher mass on the first token of samples; 0 without gradients.
+  std::vector<float> first_token_share;
 };
 struct LayerFit {
   TensorFit key, value;
 };
 
+/// Static channels: thresholds are the quantiles sparse/2 and 1 - sparse/2 of a channel, scale is half their distance
+/// (kLeastScale where that is less: a constant channel) and zero their centre. Levels minimise the weighted squared
+/// error of the normalised values that are no outliers; constant channels and tokens, which decode to themselves
+/// whatever the levels, have no say. All weights 0: they count as 1. int and nf grids take their fixed levels. A
+/// full-precision tensor gets a table of 16 bits without levels.
+///
 /// Fits every scheme; work that schemes share (thresholds, histograms, one dynamic programme for all widths) is done
 /// once. The result does not depend on `threads`. Throws Error(bad_input) for NaN or infinity, with layer, head, token,
 /// channel.
