@@ -1,0 +1,64 @@
+#include "calib/eval/comparison.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/log_softmax.h>
+
+#include <algorithm>
+
+namespace kvcc {
+namespace {
+
+int64_t most_likely(const float* row, int64_t vocab) { return std::max_element(row, row + vocab) - row; }
+
+double divergence(const float* p, const float* log_p, const float* log_q, int64_t vocab) {
+  double sum = 0;
+  for (int64_t i = 0; i < vocab; ++i) {
+    if (p[i] > 0) sum += static_cast<double>(p[i]) * (static_cast<double>(log_p[i]) - static_cast<double>(log_q[i]));
+  }
+  return sum;
+}
+
+}  // namespace
+
+ReferenceChunk::ReferenceChunk(const at::Tensor& logits, std::vector<int32_t> labels)
+    : log_probability_(at::log_softmax(logits, -1)),
+      probability_(log_probability_.exp()),
+      labels_(std::move(labels)),
+      top_(labels_.size()) {
+  const int64_t vocab = logits.size(1);
+  const float* all = log_probability_.const_data_ptr<float>();
+  at::parallel_for(0, static_cast<int64_t>(top_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) top_[row] = most_likely(all + row * vocab, vocab);
+  });
+}
+
+void ReferenceChunk::add_self(PredictionSums& sums) const {
+  const int64_t vocab = log_probability_.size(1);
+  for (size_t row = 0; row < labels_.size(); ++row) {
+    sums.nll -= log_probability_.const_data_ptr<float>()[static_cast<int64_t>(row) * vocab + labels_[row]];
+  }
+  sums.agreed += static_cast<int64_t>(labels_.size());
+}
+
+void ReferenceChunk::add(const at::Tensor& logits, PredictionSums& sums) const {
+  const int64_t rows = static_cast<int64_t>(labels_.size()), vocab = log_probability_.size(1);
+  const at::Tensor theirs = at::log_softmax(logits, -1);
+  const float *p = probability_.const_data_ptr<float>(), *log_p = log_probability_.const_data_ptr<float>(),
+              *log_q = theirs.const_data_ptr<float>();
+  std::vector<double> divergences(rows);
+  std::vector<char> agreed(rows);
+  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t at = row * vocab;
+      divergences[row] = divergence(p + at, log_p + at, log_q + at, vocab);
+      agreed[row] = most_likely(log_q + at, vocab) == top_[row];
+    }
+  });
+  for (int64_t row = 0; row < rows; ++row) {  // in order, so that the sums do not depend on the threads
+    sums.kl += divergences[row];
+    sums.nll -= log_q[row * vocab + labels_[row]];
+    sums.agreed += agreed[row];
+  }
+}
+
+}  // namespace kvcc

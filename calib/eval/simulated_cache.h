@@ -1,0 +1,52 @@
+// A key/value cache that is quantised while the model runs, driven by an artifact or by a scheme alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "calib/model/decoder.h"
+#include "formats/codec/reference.h"
+#include "formats/core/scheme.h"
+#include "formats/store/codebook.h"
+
+namespace kvcc {
+
+/// How one tensor of one layer is stored: exactly as computed, rounded to the precision of record, or quantised.
+struct StoredFull {};
+struct StoredHalf {};
+using LayerQuantiser = std::variant<StoredFull, StoredHalf, ChannelQuantiser, TokenQuantiser>;
+
+enum class CacheTensor { key, value };
+
+/// The quantiser of row `row` (of codebook.layer_index) of an artifact, exactly as the artifact says.
+LayerQuantiser quantiser_of(const Codebook& codebook, size_t row, CacheTensor tensor);
+/// The quantiser of a scheme that needs no calibration. Throws Error(usage) for one that does.
+LayerQuantiser quantiser_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor);
+
+/// Attention sees only what the cache would give back: full mode, the whole window quantised in one forward pass.
+/// The first scheme.sink and last scheme.residual tokens are exact but for the rounding to fp16.
+class SimulatedCache : public KvTap {
+ public:
+  /// Of an artifact; its layer_index says which layers of the model it holds. `layers`: of the model.
+  SimulatedCache(const Codebook& codebook, int layers, int threads);
+  /// Of a scheme without calibration.
+  SimulatedCache(const Scheme& scheme, const CacheShape& shape, int threads);
+
+  void before_rope(int layer, at::Tensor& key, at::Tensor& value) override;
+  void after_rope(int layer, at::Tensor& key) override;
+
+  /// Share of the quantised key elements that were outliers so far; 0 when nothing was quantised.
+  double key_outlier_fraction() const;
+
+ private:
+  void store(int layer, CacheTensor tensor, at::Tensor& x);
+
+  Scheme scheme_;
+  int threads_;
+  std::vector<LayerQuantiser> key_, value_;  ///< by the model's layer
+  int64_t key_outliers_ = 0, key_elements_ = 0;
+};
+
+}  // namespace kvcc
