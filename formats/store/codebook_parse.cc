@@ -33,8 +33,8 @@ class Parser {
     const CacheShape& shape = out_.codebook.model.shape;
     parse_tensor("/key", out_.codebook.scheme.key, shape.head_dim, out_.codebook.key);
     parse_tensor("/value", out_.codebook.scheme.value, shape.value_head_dim, out_.codebook.value);
-    collect_extras();
     check_checksum();
+    collect_extras();
     if (out_.problems.empty()) check_codebook_values(out_.codebook, out_.problems);
     return std::move(out_);
   }

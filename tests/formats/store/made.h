@@ -1,0 +1,133 @@
+// Small artifacts and activations made on the spot: every field differs from its neighbours, so that a swap is noticed.
+#pragma once
+
+#include <unistd.h>
+
+#include <bit>
+#include <cmath>
+#include <filesystem>
+#include <string>
+
+#include "formats/core/hash.h"
+#include "formats/store/activations.h"
+#include "formats/store/codebook.h"
+
+namespace kvcc::made {
+
+/// A folder that is removed with its content. Its name has a space and letters beyond ASCII (F51).
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    static int counter = 0;
+    path_ = std::filesystem::temp_directory_path() /
+            ("kvcc Загрузки é " + std::to_string(::getpid()) + " " + std::to_string(counter++));
+    std::filesystem::create_directories(path_);
+  }
+  ~TemporaryFolder() { std::filesystem::remove_all(path_); }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+  std::string path() const { return path_.string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline ModelInfo model(int layers = 3) {
+  ModelInfo info;
+  info.name = "tiny модель";
+  info.architecture = "llama";
+  info.weights_sha256 = sha256_hex("weights");
+  info.shape = {layers, 4, 2, 8, 6};
+  info.rope = {100000.0, "half-split", "llama3", R"({"factor":8})", 8};
+  info.qk_norm = true;
+  info.sliding_window_layers = {1, 2};
+  info.dtype = "Q4_1";
+  return info;
+}
+
+/// Values 0, step, 2 step, … from `start`.
+inline std::vector<float> ramp(size_t n, float start, float step) {
+  std::vector<float> values(n);
+  for (size_t i = 0; i < n; ++i) values[i] = start + step * static_cast<float>(i);
+  return values;
+}
+
+inline TensorCodebooks tensor(int layers, int heads, int dim, int bits, bool channel, bool sparse, float seed) {
+  TensorCodebooks out;
+  const size_t head_count = static_cast<size_t>(layers * heads), channel_count = head_count * dim;
+  out.codes = 1 << bits;
+  for (size_t h = 0; h < head_count; ++h) {
+    for (int c = 0; c < out.codes; ++c) {
+      const float even = 2.0f * static_cast<float>(c) / static_cast<float>(out.codes - 1) - 1.0f;
+      out.codebook.push_back(even * (0.5f + 0.4f * std::fabs(std::sin(seed + static_cast<float>(h)))));
+    }
+  }
+  out.bits.assign(head_count, static_cast<uint8_t>(bits));
+  if (channel) {
+    out.scale = ramp(channel_count, 0.25f + seed, 0.01f);
+    out.zero = ramp(channel_count, -1.0f - seed, 0.02f);
+    if (sparse) {
+      out.threshold_lower = ramp(channel_count, -2.0f - seed, 0.03f);
+      out.threshold_upper = ramp(channel_count, 1.0f + seed, 0.04f);
+    }
+  }
+  out.outlier_fraction = ramp(head_count, sparse ? 0.01f : 0.0f, sparse ? 0.001f : 0.0f);
+  out.stats.min = ramp(channel_count, -5.0f - seed, 0.01f);
+  out.stats.max = ramp(channel_count, 5.0f + seed, 0.01f);
+  out.stats.mean = ramp(channel_count, 0.1f * seed, 0.001f);
+  out.stats.variance = ramp(channel_count, 1.0f + seed, 0.002f);
+  out.stats.fisher = ramp(channel_count, 1e-6f, 1e-8f);
+  out.stats.weighted_sse = ramp(head_count, 1e-3f + seed, 0.1f);
+  out.stats.sqnr_db = ramp(head_count, 20.0f + seed, 0.5f);
+  out.stats.first_token_share = ramp(head_count, 0.1f, 0.05f);
+  out.stats.fit_gap_bound = ramp(head_count, 0.0f, 1e-6f);
+  out.stats.distinct.assign(head_count, static_cast<uint32_t>(out.codes));
+  return out;
+}
+
+inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int layers = 3) {
+  Codebook out;
+  out.scheme = parse_scheme(scheme);
+  out.model = model(layers);
+  out.provenance = {"0.1.0", "wikitext-2:train", sha256_hex("text"), "raw", sha256_hex("tokenizer"), "off", 16,
+                    2048,    7,                  32768,              sha256_hex("acts"), ""};
+  for (int layer = 0; layer < layers; ++layer) out.layer_index.push_back(static_cast<uint16_t>(2 * layer));
+  const CacheShape& shape = out.model.shape;
+  const bool sparse = out.scheme.sparse > 0;
+  out.key = tensor(layers, shape.kv_heads, shape.head_dim, out.scheme.key.bits, out.scheme.key.axis == Axis::channel,
+                   sparse, 0.5f);
+  out.value = tensor(layers, shape.kv_heads, shape.value_head_dim, out.scheme.value.bits, false, sparse, 0.75f);
+  return out;
+}
+
+inline ActivationsSettings settings(int samples = 2, int layers = 3, int seqlen = 5) {
+  ActivationsSettings out;
+  out.model = model(layers);
+  out.tokenizer_sha256 = sha256_hex("tokenizer");
+  out.text_name = "текст.txt";
+  out.text_sha256 = sha256_hex("text");
+  out.text_flavour = "raw";
+  out.samples = samples;
+  out.seqlen = seqlen;
+  out.seed = 3;
+  for (int s = 0; s < samples; ++s) {
+    out.offsets.push_back(100 * s + 7);
+    out.sample_sha256.push_back(sha256_hex("sample " + std::to_string(s)));
+  }
+  for (int layer = 0; layer < layers; ++layer) out.layer_index.push_back(layer);
+  return out;
+}
+
+inline Shard shard(const ActivationsSettings& of, int sample, int layer) {
+  const CacheShape& shape = of.model.shape;
+  const auto keys = static_cast<size_t>(of.seqlen * shape.kv_heads * shape.head_dim);
+  const auto values = static_cast<size_t>(of.seqlen * shape.kv_heads * shape.value_head_dim);
+  const float start = static_cast<float>(100 * sample + 10 * layer);
+  Shard out{ramp(keys, start, 0.5f), ramp(values, start + 1, 0.25f), {}, {}};
+  if (of.fisher) {
+    out.key_grad = ramp(keys, -start, 0.125f);
+    out.value_grad = ramp(values, -start - 1, 0.0625f);
+  }
+  return out;
+}
+
+}  // namespace kvcc::made
