@@ -105,6 +105,7 @@ bool ActivationsWriter::try_resume(bool force) {
                     "the same settings to resume", "--force starts over");
   }
   shards_ = std::move(manifest.shards);
+  left_out_ = std::move(manifest.left_out);
   drop_damaged();
   check_space();
   write_manifest(false);
@@ -162,8 +163,25 @@ void ActivationsWriter::put(int sample, int layer, const Shard& shard) {
   shards_[{sample, layer}] = entry;
 }
 
+void ActivationsWriter::leave_out(int sample, const std::string& reason) {
+  if (sample < 0 || sample >= settings_.samples) {
+    throw Error(ErrorKind::failed, folder_, fmt::format("sample {}", sample),
+                fmt::format("samples below {}", settings_.samples));
+  }
+  std::error_code error;
+  std::erase_if(shards_, [&](const auto& shard) {
+    if (shard.first.first != sample) return false;
+    fs::remove(shard_path(folder_, settings_, sample, shard.first.second), error);
+    return true;
+  });
+  left_out_[sample] = reason;
+  write_manifest(false);
+}
+
 void ActivationsWriter::finish() {
-  const auto wanted = static_cast<size_t>(settings_.samples * settings_.model.shape.layers);
+  const int64_t samples = settings_.samples - static_cast<int64_t>(left_out_.size());
+  if (samples == 0) throw Error(ErrorKind::failed, folder_, "every sample was left out: " + left_out_.begin()->second);
+  const auto wanted = static_cast<size_t>(samples * settings_.model.shape.layers);
   if (shards_.size() != wanted) {
     throw Error(ErrorKind::failed, folder_, fmt::format("{} shards", shards_.size()), fmt::format("{}", wanted));
   }
@@ -171,7 +189,7 @@ void ActivationsWriter::finish() {
 }
 
 void ActivationsWriter::write_manifest(bool complete) const {
-  write_activations_manifest(folder_, {settings_, shards_, complete});
+  write_activations_manifest(folder_, {settings_, shards_, left_out_, complete});
   // The manifest has all of the journal now.
   std::error_code error;
   fs::remove(journal_path(folder_), error);
@@ -184,8 +202,11 @@ ActivationsReader::ActivationsReader(std::string folder) : folder_(std::move(fol
   ActivationsManifest manifest = read_activations_manifest(folder_);
   settings_ = std::move(manifest.settings);
   shards_ = std::move(manifest.shards);
-  std::vector<std::string> missing;
   for (int sample = 0; sample < settings_.samples; ++sample) {
+    if (!manifest.left_out.contains(sample)) sample_number_.push_back(sample);
+  }
+  std::vector<std::string> missing;
+  for (const int sample : sample_number_) {
     for (int layer = 0; layer < settings_.model.shape.layers; ++layer) {
       const auto listed_shard = shards_.find({sample, layer});
       const bool good = listed_shard != shards_.end() &&
@@ -196,16 +217,35 @@ ActivationsReader::ActivationsReader(std::string folder) : folder_(std::move(fol
   if (!missing.empty()) {
     throw bad_input(folder_,
                     fmt::format("{} of {} shards missing or incomplete: {}", missing.size(),
-                                settings_.samples * settings_.model.shape.layers, listed(missing)),
+                                sample_number_.size() * settings_.model.shape.layers, listed(missing)),
                     "", "'kvcc collect --resume' with the same settings makes them");
   }
+  if (!manifest.left_out.empty()) keep_samples();
   content_sha256_ = activations_sha256(settings_, shards_);
 }
 
-Shard ActivationsReader::read(int sample, int layer, bool check_hash) const {
+/// Settings and shards of the samples that were not left out.
+void ActivationsReader::keep_samples() {
+  const auto keep = [&](auto& of_all) {
+    std::decay_t<decltype(of_all)> kept;
+    for (const int sample : sample_number_) {
+      if (sample < static_cast<int64_t>(of_all.size())) kept.push_back(of_all[static_cast<size_t>(sample)]);
+    }
+    of_all = std::move(kept);
+  };
+  keep(settings_.offsets);
+  keep(settings_.sample_sha256);
+  settings_.samples = static_cast<int64_t>(sample_number_.size());
+  std::erase_if(shards_, [&](const auto& shard) {
+    return std::find(sample_number_.begin(), sample_number_.end(), shard.first.first) == sample_number_.end();
+  });
+}
+
+Shard ActivationsReader::read(int index, int layer, bool check_hash) const {
+  const int sample = index >= 0 && index < settings_.samples ? sample_number_[static_cast<size_t>(index)] : -1;
   const auto entry = shards_.find({sample, layer});
   if (entry == shards_.end()) {
-    throw Error(ErrorKind::failed, folder_, fmt::format("no shard of sample {} layer {}", sample, layer));
+    throw Error(ErrorKind::failed, folder_, fmt::format("no shard of sample {} layer {}", index, layer));
   }
   const std::string path = shard_path(folder_, settings_, sample, layer);
   const MappedFile file(path);
@@ -230,6 +270,7 @@ std::vector<std::string> validate_activations(const std::string& folder) {
   std::vector<std::string> problems;
   if (!manifest.complete) problems.push_back("manifest.json: not complete (an interrupted run)");
   for (int sample = 0; sample < settings.samples; ++sample) {
+    if (manifest.left_out.contains(sample)) continue;
     for (int layer = 0; layer < settings.model.shape.layers; ++layer) {
       const std::string name = shard_name(sample, layer_number(settings, layer));
       const auto entry = manifest.shards.find({sample, layer});

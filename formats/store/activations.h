@@ -51,7 +51,11 @@ class ActivationsWriter {
   /// `layer` counts the layers that have a cache, 0 to L - 1; the file is named by the model's number of it.
   void put(int sample, int layer, const Shard& shard);
   const std::vector<std::string>& dropped() const { return dropped_; }
-  /// All shards present: marks the manifest complete.
+  /// Leaves a sample out (its activations are not finite) and records why; its shards no longer count.
+  void leave_out(int sample, const std::string& reason);
+  /// Samples left out, now or by the run that is resumed, with the reason.
+  const std::map<int, std::string>& left_out() const { return left_out_; }
+  /// All shards of the samples that were not left out present: marks the manifest complete.
   void finish();
 
  private:
@@ -59,6 +63,7 @@ class ActivationsWriter {
   ActivationsSettings settings_;
   std::map<std::pair<int, int>, ShardEntry> shards_;
   std::vector<std::string> dropped_;
+  std::map<int, std::string> left_out_;
   bool try_resume(bool force);
   void start_over() const;
   void check_space() const;
@@ -71,9 +76,11 @@ class ActivationsReader {
   /// Throws Error(bad_input) when shards are missing or of another size (all are named, up to 10) or the manifest is of
   /// a newer version.
   explicit ActivationsReader(std::string folder);
+  /// Of the samples that were not left out, renumbered: read() takes 0 to settings().samples - 1.
   const ActivationsSettings& settings() const { return settings_; }
   /// sha256 of the canonical settings (names of model and text left out) and the shards' hashes.
   const std::string& content_sha256() const { return content_sha256_; }
+  /// By the number of the sample in the files' names.
   const std::map<std::pair<int, int>, ShardEntry>& shards() const { return shards_; }
   /// Reads and checks one shard (hash included when `check_hash`). Thread-safe: HDF5 calls are serialised inside.
   Shard read(int sample, int layer, bool check_hash = true) const;
@@ -83,6 +90,8 @@ class ActivationsReader {
   ActivationsSettings settings_;
   std::map<std::pair<int, int>, ShardEntry> shards_;
   std::string content_sha256_;
+  void keep_samples();
+  std::vector<int> sample_number_;  ///< in the files' names, of each sample that was not left out
 };
 
 /// Bytes that the whole folder takes, for plans and for the check before the first shard.

@@ -172,6 +172,11 @@ void write_activations_manifest(const std::string& folder, const ActivationsMani
     shards[shard_name(key.first, number)] = {{"bytes", entry.bytes}, {"sha256", entry.sha256}};
   }
   document["shards"] = std::move(shards);
+  if (!manifest.left_out.empty()) {
+    ordered_json left_out = ordered_json::array();
+    for (const auto& [sample, reason] : manifest.left_out) left_out.push_back({{"sample", sample}, {"reason", reason}});
+    document["left_out"] = std::move(left_out);
+  }
   write_text_file(manifest_path(folder), document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
 }
 
@@ -197,6 +202,14 @@ ActivationsManifest read_activations_manifest(const std::string& folder) {
     if (known == names.end()) throw bad_input(path, fmt::format("shard '{}' is not of these settings", name));
     manifest.shards[known->second] = {json_member<uint64_t>(entry, "bytes", path + ": " + name),
                                       json_member<std::string>(entry, "sha256", path + ": " + name)};
+  }
+  for (const ordered_json& sample : document.value("left_out", ordered_json::array())) {
+    const int number = json_member<int>(sample, "sample", path + ": left_out");
+    if (number < 0 || number >= manifest.settings.samples) {
+      throw bad_input(path, fmt::format("left out sample {}", number),
+                      fmt::format("0 to {}", manifest.settings.samples - 1));
+    }
+    manifest.left_out[number] = json_member<std::string>(sample, "reason", path + ": left_out");
   }
   if (!manifest.complete) read_journal(folder, names, manifest.shards);
   return manifest;

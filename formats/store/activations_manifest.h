@@ -15,6 +15,7 @@ using ShardMap = std::map<std::pair<int, int>, ShardEntry>;  ///< (sample, layer
 struct ActivationsManifest {
   ActivationsSettings settings;
   ShardMap shards;
+  std::map<int, std::string> left_out;  ///< samples without shards, and why
   bool complete = false;
 };
 
