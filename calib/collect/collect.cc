@@ -1,0 +1,144 @@
+#include "calib/collect/collect.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "calib/collect/sample_pass.h"
+#include "calib/collect/shard_queue.h"
+#include "calib/model/decoder.h"
+#include "formats/core/hash.h"
+#include "formats/core/text.h"
+
+namespace kvcc {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "shards and ids are little-endian");
+
+constexpr size_t kShardsInFlight = 3;
+
+uint64_t available_memory() {
+  const long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+  // Free pages leave out the page cache, which the system gives up when asked: half of all memory is the least assumed.
+  const uint64_t free = pages > 0 ? static_cast<uint64_t>(pages) * size : 0;
+  const uint64_t all = static_cast<uint64_t>(std::max(sysconf(_SC_PHYS_PAGES), 0L)) * size;
+  return std::max(free, all / 2);
+}
+
+uint64_t peak_bytes(const ModelFiles& files, const ActivationsSettings& s, bool recompute) {
+  const DecoderConfig& c = files.config;
+  constexpr uint64_t kProgram = 320ull << 20;  // libraries, allocator, oneDNN's scratch
+  uint64_t weights = 0;
+  for (const TensorInfo& tensor : files.tensors->tensors()) weights += tensor.elements() * sizeof(float);
+  const uint64_t layer = saved_bytes_per_token(c) * s.seqlen;
+  const uint64_t inputs = static_cast<uint64_t>(c.hidden) * sizeof(float) * s.seqlen * c.layers;
+  const uint64_t passing = sizeof(float) * s.seqlen * (4 * c.hidden + 3 * c.feed_forward);  // gradients under way
+  const uint64_t logits = 3ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
+  const uint64_t shard = activations_bytes(s) / (s.samples * c.layers);
+  const uint64_t kept = !s.fisher ? layer : recompute ? inputs + layer : layer * c.layers;
+  return kProgram + weights + kept + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
+}
+
+std::vector<float> values(const at::Tensor& x) {
+  if (!x.defined()) return {};
+  const at::Tensor flat = x.contiguous();
+  return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
+}
+
+}  // namespace
+
+CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& settings, const CollectOptions& options) {
+  CollectPlan plan;
+  plan.tokens = settings.samples * settings.seqlen;
+  plan.disk_bytes = activations_bytes(settings);
+  plan.memory_limit = options.max_memory != 0 ? options.max_memory : available_memory();
+  const uint64_t whole = peak_bytes(files, settings, false);
+  plan.recompute = options.recompute == Recompute::on ||
+                   (options.recompute == Recompute::automatic && settings.fisher && whole > plan.memory_limit);
+  plan.peak_bytes = plan.recompute ? peak_bytes(files, settings, true) : whole;
+  if (plan.peak_bytes > plan.memory_limit) {
+    throw Error(ErrorKind::resource, files.path, "needs about " + human_bytes(plan.peak_bytes) + " of memory",
+                "at most " + human_bytes(plan.memory_limit) + (options.max_memory != 0 ? " (--max-memory)" : ""),
+                plan.recompute || !settings.fisher ? "--seqlen makes it smaller"
+                                                   : "--recompute on or a smaller --seqlen makes it smaller");
+  }
+  return plan;
+}
+
+CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
+                      const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
+                      const CollectCallbacks& callbacks) {
+  const CollectPlan plan = plan_collect(files, settings, options);
+  at::set_num_threads(options.threads);
+  ActivationsWriter writer(options.output, settings, options.resume, options.force);
+  for (const std::string& shard : writer.dropped()) {
+    if (callbacks.warn) callbacks.warn("shard " + shard + " is damaged and is made again");
+  }
+  const int layers = static_cast<int>(files.config.layers), samples = static_cast<int>(settings.samples);
+  const auto missing = [&](int s) {
+    int64_t count = 0;
+    for (int l = 0; l < layers; ++l) count += writer.has(s, l) ? 0 : 1;
+    return writer.left_out().contains(s) ? 0 : count;
+  };
+  uint64_t total = 0, done = 0;
+  const uint64_t units = static_cast<uint64_t>(layers) * (settings.fisher ? 3 : 1);
+  for (int s = 0; s < samples; ++s) {
+    if (missing(s) > 0) total += units;
+  }
+
+  CollectReport report;
+  double loss = 0;
+  int64_t predictions = 0;
+  const Decoder decoder(files);
+  for (int s = 0; s < samples; ++s) {
+    if (missing(s) == 0) continue;
+    std::vector<bool> present(layers);
+    for (int l = 0; l < layers; ++l) present[l] = writer.has(s, l);
+    ShardQueue queue(kShardsInFlight);  // from here on the writer belongs to its thread, until drain()
+    SamplePass pass;
+    pass.fisher = settings.fisher;
+    pass.recompute = plan.recompute;
+    pass.sample = "sample " + std::to_string(s);
+    pass.progress = [&](int advance) {
+      done += advance;
+      if (callbacks.progress) callbacks.progress(done, total);
+    };
+    pass.done = [&](int l, const LayerActs& acts) {
+      if (present[l]) return;
+      queue.put([&writer, s, l,
+                 shard = Shard{values(acts.key), values(acts.value), values(acts.key_grad), values(acts.value_grad)}] {
+        writer.put(s, l, shard);
+      });
+    };
+    const uint64_t before = done;
+    try {
+      loss += run_sample(decoder, ids[s], pass);
+      predictions += static_cast<int64_t>(ids[s].size()) - 1;
+      queue.drain();
+    } catch (const NonFinite& error) {
+      queue.drain();
+      if (!options.skip_nonfinite) throw;
+      writer.leave_out(s, error.what());
+      if (callbacks.warn) callbacks.warn(std::string("left out: ") + error.what());
+      done = before + units;
+    }
+  }
+  writer.finish();
+  report.samples = samples - static_cast<int64_t>(writer.left_out().size());
+  for (const auto& [s, reason] : writer.left_out()) {
+    report.skipped.push_back("sample " + std::to_string(s) + ": " + reason);
+  }
+  report.nll = predictions > 0 ? loss / static_cast<double>(predictions) : std::numeric_limits<double>::quiet_NaN();
+  return report;
+}
+
+std::string ids_sha256(const std::vector<int32_t>& ids) {
+  return Sha256().update(ids.data(), ids.size() * sizeof(int32_t)).hex();
+}
+
+}  // namespace kvcc

@@ -1,0 +1,58 @@
+// Collect: samples to an activations folder, resumable.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "formats/store/activations.h"
+#include "formats/weights/model_files.h"
+
+namespace kvcc {
+
+enum class Recompute { automatic, on, off };
+
+struct CollectOptions {
+  std::string output;  ///< folder
+  Recompute recompute = Recompute::automatic;
+  uint64_t max_memory = 0;  ///< bytes; 0: what the machine has available
+  bool resume = false, force = false;
+  bool skip_nonfinite = false;  ///< leave samples with NaN or infinity out instead of stopping
+  int threads = 1;
+};
+
+/// What a run will take.
+struct CollectPlan {
+  int64_t tokens = 0;
+  uint64_t disk_bytes = 0;  ///< of all shards
+  uint64_t peak_bytes = 0;  ///< estimate of the resident memory
+  uint64_t memory_limit = 0;
+  bool recompute = false;  ///< as resolved
+};
+
+/// `automatic` keeps all activations when they fit and recomputes otherwise. Throws Error(resource) when the run can't
+/// fit into memory, naming the options that make it smaller.
+CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& settings, const CollectOptions& options);
+
+struct CollectReport {
+  int64_t samples = 0;               ///< written or already there
+  std::vector<std::string> skipped;  ///< one line for each sample that was left out
+  double nll = 0;                    ///< mean cross-entropy of the samples run now, nats; NaN when none ran
+};
+
+struct CollectCallbacks {
+  std::function<void(uint64_t done, uint64_t total)> progress;
+  std::function<void(const std::string&)> warn;
+};
+
+/// ids [samples][seqlen]; settings.samples and seqlen must agree with them. Shards are written by a thread of their own
+/// as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written stays.
+CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
+                      const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
+                      const CollectCallbacks& callbacks);
+
+/// sha256 of the ids as int32 little-endian, for the manifest.
+std::string ids_sha256(const std::vector<int32_t>& ids);
+
+}  // namespace kvcc
