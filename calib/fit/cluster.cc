@@ -92,8 +92,7 @@ void TensorFitter::cluster(Clustering& clustering, int task) {
   }
   std::vector<int> bins;
   const std::vector<Superpoint> whole = sum.superpoints(bins);
-  const int most = *std::max_element(clustering.counts.begin(), clustering.counts.end());
-  double limit = extent_limit(whole, most, kTarget);
+  double limit = extent_limit(whole, clustering.most, kTarget);
   std::vector<KMeans1d>& results = clustering.results[task];
   for (int attempt = 0; attempt < 6; ++attempt) {
     // Bins too heavy for their extent are taken apart into their points.
@@ -122,14 +121,10 @@ void TensorFitter::cluster(Clustering& clustering, int task) {
     }
     std::sort(points.begin(), points.end(), [](const Superpoint& a, const Superpoint& b) { return a.low < b.low; });
     results = cluster_merged(points, clustering.counts, limit);
-    double worst = 0, least = results.front().objective;
-    for (const KMeans1d& result : results) {
-      worst = std::max(worst, result.relative_bound());
-      least = std::min(least, result.objective);
-    }
-    if (worst <= kTolerance || limit == 0) return;
+    const KMeans1d& finest = results.front();  // of clustering.most codes: the greatest relative bound
+    if (finest.relative_bound() <= kTolerance || limit == 0) return;
     // Aim at the optimum as it is known now; the last attempt takes every point by itself.
-    limit = attempt == 4 ? 0 : std::min(limit / 4, kTarget * least);
+    limit = attempt == 4 ? 0 : std::min(limit / 4, kTarget * finest.objective);
   }
 }
 

@@ -76,15 +76,17 @@ int TensorFitter::add_weighting(int normaliser, const TensorPlan& plan) {
 }
 
 void TensorFitter::add_clustering(Work& work, int weighting, const TensorPlan& plan) {
-  const auto same = [&](const Clustering& c) { return c.weighting == weighting && c.scope == plan.scope; };
+  const int codes = 1 << plan.tensor.bits, most = std::max(codes, 16);
+  const auto same = [&](const Clustering& c) {
+    return c.weighting == weighting && c.scope == plan.scope && c.most == most;
+  };
   auto found = std::find_if(clusterings_.begin(), clusterings_.end(), same);
   if (found == clusterings_.end()) {
-    clusterings_.push_back({weighting, plan.scope, {}, {}});
+    clusterings_.push_back({weighting, plan.scope, most, {most}, {}});
     clusterings_.back().results.resize(plan.scope == CodebookScope::head ? in_.heads : 1);
     found = clusterings_.end() - 1;
   }
   work.clustering = static_cast<int>(found - clusterings_.begin());
-  const int codes = 1 << plan.tensor.bits;
   const auto count = std::find(found->counts.begin(), found->counts.end(), codes);
   work.count = static_cast<int>(count - found->counts.begin());
   if (count == found->counts.end()) found->counts.push_back(codes);

@@ -63,9 +63,12 @@ class TensorFitter {
     bool first;
     std::vector<std::unique_ptr<Histogram>> heads;
   };
-  struct Clustering {  ///< codebooks of several widths from one weighting
+  /// Codebooks of several widths from one weighting. `most` codes decide how fine the superpoints are: 16 for widths up
+  /// to 4 bits, else the width's own, so that a scheme's bytes don't depend on the schemes fitted beside it.
+  struct Clustering {
     int weighting;
     CodebookScope scope;
+    int most;
     std::vector<int> counts;                     ///< numbers of codes
     std::vector<std::vector<KMeans1d>> results;  ///< [H or 1][count]
   };
