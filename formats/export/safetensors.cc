@@ -1,0 +1,162 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/core/text.h"
+#include "formats/export/export.h"
+
+namespace kvcc {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kDtypes[] = {"U8", "U16", "U32", "U64", "I8", "I16", "I32", "I64", "F32", "F64"};
+constexpr size_t kHeaderLimit = 100'000'000;  // as the reference implementation
+
+const char* dtype_of(Element type) { return kDtypes[static_cast<size_t>(type)]; }
+
+size_t dtype_bytes(const std::string& dtype) {
+  for (size_t i = 0; i < std::size(kDtypes); ++i) {
+    if (dtype == kDtypes[i]) return element_bytes(static_cast<Element>(i));
+  }
+  if (dtype == "BF16" || dtype == "F16") return 2;
+  return dtype == "BOOL" ? 1 : 0;
+}
+
+template <typename T>
+std::string numbers_text(const TreeValue& value) {
+  return fmt::format("{}", fmt::join(array_of<T>(value), ","));
+}
+
+/// An attribute as text: safetensors' metadata knows nothing else.
+std::string attribute_text(const TreeValue& value) {
+  switch (value.type) {
+    case Element::text:
+      return value.bytes;
+    case Element::u8:
+      return numbers_text<uint8_t>(value);
+    case Element::u16:
+      return numbers_text<uint16_t>(value);
+    case Element::u32:
+      return numbers_text<uint32_t>(value);
+    case Element::u64:
+      return numbers_text<uint64_t>(value);
+    case Element::i8:
+      return numbers_text<int8_t>(value);
+    case Element::i16:
+      return numbers_text<int16_t>(value);
+    case Element::i32:
+      return numbers_text<int32_t>(value);
+    case Element::i64:
+      return numbers_text<int64_t>(value);
+    case Element::f32:
+      return numbers_text<float>(value);
+    case Element::f64:
+      return numbers_text<double>(value);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string tree_to_safetensors(const Tree& tree) {
+  std::vector<const Tree::value_type*> order;
+  ordered_json metadata = ordered_json::object();
+  for (const auto& entry : tree) {
+    const auto& [path, object] = entry;
+    if (object.dataset) {
+      order.push_back(&entry);
+      continue;
+    }
+    std::string prefix = path == "/" ? "" : path.substr(1) + ".";
+    std::replace(prefix.begin(), prefix.end(), '/', '.');
+    for (const auto& [name, value] : object.attributes) metadata[prefix + name] = attribute_text(value);
+  }
+  std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
+    return element_bytes(a->second.value.type) > element_bytes(b->second.value.type);
+  });
+  ordered_json header;
+  header["__metadata__"] = metadata;
+  size_t offset = 0;
+  for (const auto* entry : order) {
+    const TreeValue& value = entry->second.value;
+    header[entry->first.substr(1)] = {{"dtype", dtype_of(value.type)},
+                                      {"shape", value.shape},
+                                      {"data_offsets", {offset, offset + value.bytes.size()}}};
+    offset += value.bytes.size();
+  }
+  std::string text = header.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data start aligned
+  static_assert(std::endian::native == std::endian::little);
+  const uint64_t length = text.size();
+  std::string file(reinterpret_cast<const char*>(&length), sizeof length);
+  file.reserve(sizeof length + text.size() + offset);
+  file += text;
+  for (const auto* entry : order) file += entry->second.value.bytes;
+  return file;
+}
+
+std::vector<ExportedTensor> check_safetensors(const std::string& path) {
+  const MappedFile file(path);
+  const auto bytes = file.bytes();
+  uint64_t length = 0;
+  if (bytes.size() < sizeof length) {
+    throw bad_input(path, fmt::format("truncated: needs {} bytes, has {}", sizeof length, bytes.size()));
+  }
+  std::memcpy(&length, bytes.data(), sizeof length);
+  if (length > kHeaderLimit || length > bytes.size() - sizeof length) {
+    throw bad_input(path, fmt::format("truncated: a header of {} bytes in a file of {}", length, bytes.size()));
+  }
+  const char* text = reinterpret_cast<const char*>(bytes.data()) + sizeof length;
+  const ordered_json header = ordered_json::parse(text, text + length, nullptr, false);
+  if (!header.is_object()) throw bad_input(path, "the header is no JSON object");
+  const uint64_t data = bytes.size() - sizeof length - length;
+  struct Found {
+    uint64_t begin, end;
+    ExportedTensor tensor;
+  };
+  std::vector<Found> found;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::string place = path + ": " + name;
+    try {
+      Found one{entry.at("data_offsets").at(0).get<uint64_t>(),
+                entry.at("data_offsets").at(1).get<uint64_t>(),
+                {name, entry.at("dtype").get<std::string>(), entry.at("shape").get<std::vector<int64_t>>()}};
+      uint64_t wanted = dtype_bytes(one.tensor.dtype);
+      if (wanted == 0) throw bad_input(place, fmt::format("unknown dtype {}", one.tensor.dtype));
+      for (const int64_t extent : one.tensor.shape) {
+        if (extent < 0 || __builtin_mul_overflow(wanted, static_cast<uint64_t>(extent), &wanted)) {
+          throw bad_input(place, fmt::format("shape {}", shape_text(one.tensor.shape)));
+        }
+      }
+      if (one.begin > one.end || one.end > data || one.end - one.begin != wanted) {
+        throw bad_input(place, fmt::format("bytes {} to {} of {}", one.begin, one.end, data),
+                        fmt::format("{} bytes for {} {}", wanted, one.tensor.dtype, shape_text(one.tensor.shape)));
+      }
+      found.push_back(std::move(one));
+    } catch (const ordered_json::exception& error) {
+      throw bad_input(place, error.what());
+    }
+  }
+  std::sort(found.begin(), found.end(),
+            [](const Found& a, const Found& b) { return std::tie(a.begin, a.end) < std::tie(b.begin, b.end); });
+  std::vector<ExportedTensor> tensors;
+  uint64_t end = 0;
+  for (Found& one : found) {
+    if (one.begin != end)
+      throw bad_input(path + ": " + one.tensor.name, fmt::format("starts at {}", one.begin),
+                      fmt::format("{}, without holes", end));
+    end = one.end;
+    tensors.push_back(std::move(one.tensor));
+  }
+  if (end != data) throw bad_input(path, fmt::format("{} bytes of data", data), fmt::format("{}", end));
+  return tensors;
+}
+
+}  // namespace kvcc
