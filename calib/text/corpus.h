@@ -13,7 +13,8 @@ struct CorpusRequest {
   std::string dataset;             ///< "wikitext-2:calibration", "wikitext-2:evaluation", …; or
   std::vector<std::string> files;  ///< --text FILE…; or
   std::string ids;                 ///< --ids FILE.npy (int32 [n, len] or [n])
-  std::string bos = "auto";        ///< auto, on, off
+  std::string bos = "auto";        ///< auto, on, off; auto is the tokenizer's policy for text, off for ids
+  std::string cache_dir;           ///< where fetched data sets are; "": the default
 };
 
 /// A tokenised text with its provenance.
@@ -25,7 +26,8 @@ struct Corpus {
   int64_t bos_id = -1;
 };
 
-/// Reads and tokenises. A UTF-8 byte-order mark is stripped, CRLF becomes LF, invalid bytes are kept as bytes.
+/// Reads and tokenises. A UTF-8 byte-order mark is stripped, CRLF becomes LF, invalid bytes are kept as bytes. Several
+/// files are tokenised one by one and their ids joined; sha256 is that of their bytes in a row, as they are on disk.
 /// tokenizer may be null when ids are given. Throws Error(bad_input).
 Corpus load_corpus(const CorpusRequest& request, const Tokenizer* tokenizer);
 
@@ -37,9 +39,12 @@ struct Samples {
 /// Calibration samples. From [n, len] ids: the rows in order. Otherwise `samples` windows at offsets drawn by Python's
 /// random.seed(seed), randint(0, n - seqlen - 1) (Mersenne Twister, the generator KVQuant's release uses), so they can
 /// be reproduced from the record. Throws Error(bad_input) "needs >= N tokens, has M"; n == seqlen is one valid sample.
+/// With BOS a sample is the BOS and seqlen - 1 tokens of the text (the draws count with seqlen - 1 then). Rows longer
+/// than seqlen are cut, shorter ones are refused; fewer rows than `samples` are all that is returned.
 Samples draw_samples(const Corpus& corpus, int64_t samples, int64_t seqlen, uint64_t seed);
 
-/// Evaluation windows: window w is ids[seqlen w : seqlen (w + 1)]; at most `windows` (0: all).
+/// Evaluation windows: window w is ids[seqlen w : seqlen (w + 1)], with BOS the BOS and ids[(seqlen-1) w : (seqlen-1)
+/// (w+1)]; at most `windows` (0: all). What doesn't fill a window is left out.
 Samples cut_windows(const Corpus& corpus, int64_t windows, int64_t seqlen);
 
 /// A NumPy .npy file of int32 or int64, one or two dimensions. Throws Error(bad_input).
