@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,8 @@
 #include "calib/collect/sample_pass.h"
 #include "calib/collect/shard_queue.h"
 #include "calib/model/decoder.h"
+#include "calib/model/errors.h"
+#include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/core/text.h"
 
@@ -70,12 +73,15 @@ CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& set
   return plan;
 }
 
-CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
-                      const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
-                      const CollectCallbacks& callbacks) {
+namespace {
+
+CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings& settings,
+                              const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
+                              const CollectCallbacks& callbacks) {
   const CollectPlan plan = plan_collect(files, settings, options);
   at::set_num_threads(options.threads);
   ActivationsWriter writer(options.output, settings, options.resume, options.force);
+  if (callbacks.started) callbacks.started();
   for (const std::string& shard : writer.dropped()) {
     if (callbacks.warn) callbacks.warn("shard " + shard + " is damaged and is made again");
   }
@@ -131,10 +137,34 @@ CollectReport collect(const ModelFiles& files, const ActivationsSettings& settin
   writer.finish();
   report.samples = samples - static_cast<int64_t>(writer.left_out().size());
   for (const auto& [s, reason] : writer.left_out()) {
-    report.skipped.push_back("sample " + std::to_string(s) + ": " + reason);
+    report.skipped.push_back(fmt::format("sample {}: {}", s, reason));
   }
   report.nll = predictions > 0 ? loss / static_cast<double>(predictions) : std::numeric_limits<double>::quiet_NaN();
   return report;
+}
+
+}  // namespace
+
+CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
+                      const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
+                      const CollectCallbacks& callbacks) {
+  return with_torch_errors([&] { return collect_samples(files, settings, ids, options, callbacks); });
+}
+
+void write_npy_ids(const std::string& path, const std::vector<std::vector<int32_t>>& ids) {
+  // Version 1.0 of the format: magic, version, header length; the header ends in a newline at a multiple of 64 bytes.
+  std::string header = fmt::format("{{'descr': '<i4', 'fortran_order': False, 'shape': ({}, {}), }}", ids.size(),
+                                   ids.empty() ? 0 : ids[0].size());
+  header.append((64 - (10 + header.size() + 1) % 64) % 64, ' ');
+  header += '\n';
+  std::string file("\x93NUMPY\x01\x00", 8);
+  file += static_cast<char>(header.size() & 0xff);
+  file += static_cast<char>(header.size() >> 8);
+  file += header;
+  for (const std::vector<int32_t>& row : ids) {
+    file.append(reinterpret_cast<const char*>(row.data()), row.size() * sizeof(int32_t));
+  }
+  write_text_file(path, file);
 }
 
 std::string ids_sha256(const std::vector<int32_t>& ids) {

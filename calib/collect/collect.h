@@ -42,6 +42,7 @@ struct CollectReport {
 };
 
 struct CollectCallbacks {
+  std::function<void()> started;  ///< the folder is there and resuming was allowed
   std::function<void(uint64_t done, uint64_t total)> progress;
   std::function<void(const std::string&)> warn;
 };
@@ -51,6 +52,9 @@ struct CollectCallbacks {
 CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
                       const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
                       const CollectCallbacks& callbacks);
+
+/// Rows of equal length as a NumPy file, int32 [n, len].
+void write_npy_ids(const std::string& path, const std::vector<std::vector<int32_t>>& ids);
 
 /// sha256 of the ids as int32 little-endian, for the manifest.
 std::string ids_sha256(const std::vector<int32_t>& ids);

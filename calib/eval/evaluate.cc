@@ -13,6 +13,7 @@
 #include "calib/eval/comparison.h"
 #include "calib/eval/simulated_cache.h"
 #include "calib/model/decoder.h"
+#include "calib/model/errors.h"
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -139,9 +140,11 @@ void check_geometry(const std::string& path, const ModelInfo& artifact, const Mo
                   "a codebook of " + model.name, "kvcc calibrate makes one");
 }
 
-EvalReport evaluate(const ModelFiles& files, const std::vector<std::vector<int32_t>>& windows,
-                    const std::vector<EvalSubject>& subjects, const EffectiveBitsQuery& bits, int threads,
-                    const std::function<void(uint64_t done, uint64_t total)>& progress) {
+namespace {
+
+EvalReport evaluate_windows(const ModelFiles& files, const std::vector<std::vector<int32_t>>& windows,
+                            const std::vector<EvalSubject>& subjects, const EffectiveBitsQuery& bits, int threads,
+                            const std::function<void(uint64_t done, uint64_t total)>& progress) {
   at::set_num_threads(threads);
   const c10::NoGradGuard no_gradient;
   const CacheShape shape = shape_of(files.config);
@@ -184,6 +187,14 @@ EvalReport evaluate(const ModelFiles& files, const std::vector<std::vector<int32
     report.results.push_back(std::move(result));
   }
   return report;
+}
+
+}  // namespace
+
+EvalReport evaluate(const ModelFiles& files, const std::vector<std::vector<int32_t>>& windows,
+                    const std::vector<EvalSubject>& subjects, const EffectiveBitsQuery& bits, int threads,
+                    const std::function<void(uint64_t done, uint64_t total)>& progress) {
+  return with_torch_errors([&] { return evaluate_windows(files, windows, subjects, bits, threads, progress); });
 }
 
 }  // namespace kvcc

@@ -1,11 +1,14 @@
 #include "calib/model/self_sample.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
 #include <random>
 
+#include "calib/model/decoder.h"
+#include "calib/model/errors.h"
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -29,8 +32,10 @@ int32_t draw(const float* probabilities, int64_t vocab, double uniform) {
 
 }  // namespace
 
-std::vector<std::vector<int32_t>> sample_from_model(const Decoder& decoder, int64_t samples, int64_t seqlen,
-                                                    uint64_t seed, const std::function<void(int64_t)>& progress) {
+namespace {
+
+std::vector<std::vector<int32_t>> sample(const Decoder& decoder, int64_t samples, int64_t seqlen, uint64_t seed,
+                                         const std::function<void(int64_t)>& progress) {
   const c10::NoGradGuard no_gradient;
   const DecoderConfig& config = decoder.config();
   const int64_t start = config.bos_id >= 0 ? config.bos_id : std::max<int64_t>(config.eos_id, 0);
@@ -57,6 +62,15 @@ std::vector<std::vector<int32_t>> sample_from_model(const Decoder& decoder, int6
     if (progress) progress(t + 2);
   }
   return ids;
+}
+
+}  // namespace
+
+std::vector<std::vector<int32_t>> sample_from_model(const ModelFiles& files, int64_t samples, int64_t seqlen,
+                                                    uint64_t seed, int threads,
+                                                    const std::function<void(int64_t)>& progress) {
+  at::set_num_threads(threads);
+  return with_torch_errors([&] { return sample(Decoder(files), samples, seqlen, seed, progress); });
 }
 
 }  // namespace kvcc

@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "calib/model/decoder.h"
+#include "formats/weights/model_files.h"
 
 namespace kvcc {
 
@@ -15,7 +15,8 @@ namespace kvcc {
 /// cumulative distribution in vocabulary order. The same ids for the same build, model, `samples`, `seqlen` and seed.
 /// `progress` (may be empty) gets the tokens done of each sequence. Throws Interrupted; Error(failed) for logits that
 /// are not finite.
-std::vector<std::vector<int32_t>> sample_from_model(const Decoder& decoder, int64_t samples, int64_t seqlen,
-                                                    uint64_t seed, const std::function<void(int64_t)>& progress = {});
+std::vector<std::vector<int32_t>> sample_from_model(const ModelFiles& files, int64_t samples, int64_t seqlen,
+                                                    uint64_t seed, int threads,
+                                                    const std::function<void(int64_t)>& progress = {});
 
 }  // namespace kvcc
