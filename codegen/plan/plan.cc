@@ -44,7 +44,11 @@ Configuration configure(const Artifact& artifact, Family family, const TensorSch
   c.grid = scheme.grid;
   c.axis = scheme.axis;
   c.head_dim = of_keys(family) ? artifact.shape.head_dim : artifact.shape.value_head_dim;
-  if (artifact.scheme.sparse > 0) c.sparse = scheme.axis == Axis::channel ? Sparse::csr : Sparse::tail;
+  if (artifact.scheme.sparse > 0 && scheme.axis == Axis::channel) {
+    c.sparse = Sparse::csr;
+  } else if (outliers_per_tail(artifact.scheme.sparse, artifact.shape.kv_heads * c.head_dim) > 0) {
+    c.sparse = Sparse::tail;
+  }
   if (takes_rope(family) && scheme.site == Site::pre_rope && artifact.rope.rotary_dim > 0) {
     if (artifact.rope.kind != "half-split" && artifact.rope.kind != "interleaved") {
       throw Error(ErrorKind::usage, artifact.name, fmt::format("RoPE kind \"{}\"", artifact.rope.kind),

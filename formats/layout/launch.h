@@ -109,6 +109,13 @@ KVCC_LAUNCH_FN int32_t kvcc_group_tile(int32_t group) {
 }
 KVCC_LAUNCH_FN uint32_t kvcc_ceil_div(int32_t a, int32_t b) { return (uint32_t)((a + b - 1) / b); }
 
+/* Bytes of a page: codes, ranges (token axis), row ends (csr), records; all parts consist of 4-byte records. */
+KVCC_LAUNCH_FN int64_t kvcc_page_bytes(int32_t code_words, int ranges, int csr, int32_t tail, int32_t capacity) {
+  const int64_t words = (int64_t)code_words + (ranges ? KVCC_PAGE_TOKENS : 0) + (csr ? KVCC_PAGE_TOKENS : 0) +
+                        (int64_t)KVCC_PAGE_TOKENS * 2 * tail + capacity;
+  return (words * 4 + 127) / 128 * 128;
+}
+
 /* Channel axis: block 0 writes the sink rows, block 1 + i the i-th page touched. */
 KVCC_LAUNCH_FN KvccGrid kvcc_grid_pack_channel(const KvccPackParams* p) {
   KvccGrid g = {2u + kvcc_ceil_div(p->count, KVCC_PAGE_TOKENS), 1u, (uint32_t)p->cache.sequences};

@@ -42,6 +42,7 @@ __device__ inline void run_block(const typename Body::Params& params) {
 constexpr int kMinBlocks = 4;
 
 #define KVCC_UNROLL _Pragma("unroll")
+#define KVCC_ROLLED _Pragma("unroll 1")
 /// Tables of constants that a generated unit embeds.
 #define KVCC_TABLE __device__ const
 /// The entry of a generated unit.
@@ -78,6 +79,7 @@ void run_on_host(const typename Body::Params& params, KvccGrid grid, uint32_t se
 }
 
 #define KVCC_UNROLL
+#define KVCC_ROLLED
 #define KVCC_TABLE static const
 /// On the host a unit's entry takes the grid and the seed of run_on_host, so that tests can run the generated text.
 #define KVCC_KERNEL(name, ...)                                                                     \

@@ -132,6 +132,7 @@ struct PackToken {
   static KVCC_HD void ranks(int thread, Shared& shared) {
     if (thread >= 2) return;
     uint32_t sum = 0;
+    KVCC_ROLLED
     for (int i = 0; i < kThreads; ++i) {
       uint32_t& before = shared.end[thread].before[thread == 0 ? i : kThreads - 1 - i];
       const uint32_t equal = before;
@@ -180,6 +181,7 @@ struct PackToken {
   static KVCC_HD void range(const Params& p, const Block& b, int thread, Shared& shared) {
     if (thread == 32 && kTail) {
       uint32_t sum = 0;
+      KVCC_ROLLED
       for (int i = 0; i < kThreads; ++i) {
         const uint32_t outliers = shared.outliers[i];
         shared.outliers[i] = sum;
@@ -188,6 +190,7 @@ struct PackToken {
     }
     if (thread != 0) return;
     float low = shared.low[0], high = shared.high[0];
+    KVCC_ROLLED
     for (int i = 1; i < kThreads; ++i) {
       low = shared.low[i] < low ? shared.low[i] : low;
       high = shared.high[i] > high ? shared.high[i] : high;

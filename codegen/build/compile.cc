@@ -1,0 +1,203 @@
+#include "codegen/build/compile.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "codegen/build/arguments.h"
+#include "codegen/build/nvcc.h"
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/core/hash.h"
+
+namespace kvcc::codegen {
+namespace {
+
+/// One run of nvcc.
+struct Job {
+  size_t kernel;
+  std::string arch;
+  Compiled result;
+};
+
+nlohmann::ordered_json spec_json(const KernelSpec& spec, const CacheShape& shape) {
+  const Configuration& c = spec.configuration;
+  nlohmann::ordered_json json;
+  json["grid"] = to_text(c.grid);
+  json["bits"] = c.bits;
+  json["mixed"] = c.mixed;
+  json["axis"] = to_text(c.axis);
+  json["head_dim"] = c.head_dim;
+  json["sparse"] = to_text(c.sparse);
+  json["tail"] = spec.tail;
+  json["rope"] = to_text(c.rope);
+  json["rotary_dim"] = c.rotary_dim;
+  json["group"] = shape.group();
+  json["group_tile"] = c.group_tile;
+  json["dtype"] = to_text(c.dtype);
+  json["layout"] = c.layout;
+  json["layers"] = spec.layers;
+  json["kv_heads"] = spec.heads;
+  return json;
+}
+
+/// Architectures of a unit's compilations: those asked for, and PTX of the newest for devices to come.
+std::vector<std::string> targets_of(const CompileOptions& options) {
+  std::vector<std::string> targets;
+  if (options.emit_only || options.archs.empty()) return targets;
+  targets = options.archs;
+  targets.push_back("compute_" + options.archs.back().substr(3));
+  return targets;
+}
+
+/// Runs the jobs on `threads` threads. The error of the first failing job in order is thrown, whichever came first.
+void run_jobs(std::vector<Job>& jobs, int threads, const std::function<void(Job&)>& work,
+              const std::function<void()>& progress) {
+  std::atomic<size_t> next{0};
+  std::atomic<bool> stop{false};
+  std::mutex mutex;
+  std::vector<std::exception_ptr> errors(jobs.size());
+  const auto worker = [&] {
+    for (size_t i = next++; i < jobs.size() && !stop; i = next++) {
+      try {
+        check_interrupt();
+        work(jobs[i]);
+      } catch (...) {
+        errors[i] = std::current_exception();
+        stop = true;
+      }
+      const std::lock_guard lock(mutex);
+      if (progress) progress();
+    }
+  };
+  std::vector<std::thread> pool;
+  for (int t = 1; t < std::min<int>(threads, static_cast<int>(jobs.size())); ++t) pool.emplace_back(worker);
+  worker();
+  for (std::thread& thread : pool) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+/// Files that the folder's earlier manifest lists and the new one does not. Only names inside the folder count.
+std::vector<std::string> stale_files(const std::string& folder, const std::map<std::string, std::string>& files) {
+  std::vector<std::string> stale;
+  if (!std::filesystem::exists(folder + "/kernels.json")) return stale;
+  std::map<std::string, std::string> earlier;
+  try {
+    earlier = read_kernels_manifest(folder).files;
+  } catch (const Error&) {
+    return stale;  // damaged or newer: nothing is known, so nothing is removed
+  }
+  for (const auto& [name, sha256] : earlier) {
+    const std::filesystem::path path(name);
+    const bool inside = path.is_relative() && name.find("..") == std::string::npos;
+    if (inside && !files.contains(name)) stale.push_back(name);
+  }
+  return stale;
+}
+
+}  // namespace
+
+int compilations(const Plan& plan, const CompileOptions& options) {
+  return static_cast<int>(plan.kernels.size() * targets_of(options).size());
+}
+
+CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileOptions& options) {
+  const Templates templates = read_templates();
+  std::vector<std::string> units;
+  for (const KernelSpec& spec : plan.kernels) {
+    units.push_back(emit_unit(artifact, spec, templates, options.tool_version));
+  }
+  const std::string header = emit_header(artifact, plan, templates, options.tool_version);
+  std::vector<std::string> roots = units;
+  roots.push_back(header);
+  const std::map<std::string, std::string> headers = header_closure(roots);
+
+  CompileResult result;
+  std::vector<Job> jobs;
+  if (!options.emit_only) {
+    const Nvcc nvcc = find_nvcc();
+    check_archs(nvcc, options.archs);
+    result.manifest.nvcc_version = nvcc.version;
+    for (size_t k = 0; k < plan.kernels.size(); ++k) {
+      for (const std::string& arch : targets_of(options)) jobs.push_back({k, arch, {}});
+    }
+    run_jobs(
+        jobs, options.threads,
+        [&](Job& job) {
+          job.result = compile_unit(nvcc, plan.kernels[job.kernel].name, units[job.kernel],
+                                    header_closure({units[job.kernel]}), job.arch, options.cache_folder);
+        },
+        options.progress);
+  } else {
+    for (size_t k = 0; k < plan.kernels.size(); ++k) jobs.push_back({k, "", {}});
+  }
+
+  std::map<std::string, std::string> files = headers;  // name to content
+  files["kvcc_" + identifier(artifact.name) + ".h"] = header;
+  for (size_t k = 0; k < units.size(); ++k) files[plan.kernels[k].name + ".cu"] = units[k];
+  const std::string& launch_header = headers.at("formats/layout/launch.h");
+  for (Job& job : jobs) {
+    const KernelSpec& spec = plan.kernels[job.kernel];
+    const bool ptx = job.arch.starts_with("compute_"), built = !job.arch.empty();
+    const std::string binary = built ? spec.name + "." + job.arch + (ptx ? ".ptx" : ".cubin") : "";
+    for (const Entry& entry : entries_of(spec)) {
+      KernelEntry listed;
+      listed.name = entry.name;
+      listed.symbol = entry.symbol;
+      listed.family = entry.family;
+      listed.spec = spec_json(spec, artifact.shape);
+      listed.arch = job.arch;
+      listed.source = spec.name + ".cu";
+      (ptx ? listed.ptx : listed.cubin) = binary;
+      if (built && !ptx) {
+        const auto usage = job.result.usage.find(entry.symbol);
+        if (usage == job.result.usage.end()) {
+          throw Error(ErrorKind::failed, spec.name + " for " + job.arch, "the cubin has no entry " + entry.symbol);
+        }
+        listed.registers = usage->second.registers;
+        listed.spill_bytes = usage->second.spill_bytes;
+        listed.shared_bytes = usage->second.shared_bytes;
+      }
+      listed.launch = {{128, 1, 1}, entry.tokens_per_block, entry.splits};
+      listed.arguments.push_back({"params", entry.params, {}});
+      for (KernelArgument& member : members_of(launch_header, entry.params)) {
+        member.name = "params." + member.name;
+        listed.arguments.push_back(std::move(member));
+      }
+      result.manifest.kernels.push_back(std::move(listed));
+    }
+    if (built) {
+      (job.result.cached ? result.cached : result.compiled) += 1;
+      files[binary] = std::move(job.result.binary);
+    }
+  }
+
+  KernelsManifest& manifest = result.manifest;
+  manifest.content_sha256 = artifact.content_sha256;
+  manifest.artifact = artifact.name;
+  manifest.scheme = to_string(artifact.scheme);
+  manifest.model = artifact.model;
+  manifest.tool_version = options.tool_version;
+  make_folder(options.folder);
+  for (const auto& [name, content] : files) {
+    manifest.files[name] = sha256_hex(content);
+    const std::string path = options.folder + "/" + name;
+    make_folder(std::filesystem::path(path).parent_path().string());
+    result.written += write_if_different(path, content);
+  }
+  const std::vector<std::string> stale = stale_files(options.folder, manifest.files);
+  write_kernels_manifest(options.folder, manifest);
+  for (const std::string& name : stale) {
+    std::error_code ignored;
+    std::filesystem::remove(options.folder + "/" + name, ignored);
+  }
+  return result;
+}
+
+}  // namespace kvcc::codegen

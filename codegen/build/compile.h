@@ -1,0 +1,51 @@
+// From a codebook to a folder of kernels: sources, headers, cubins, PTX, C header, kernels.json.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "codegen/emit/emit.h"
+#include "codegen/plan/plan.h"
+#include "formats/store/codebook.h"
+#include "formats/store/kernels_manifest.h"
+
+namespace kvcc::codegen {
+
+/// What compile needs of a codebook; `name` is the file's, without folder and extension. Grids without stored levels
+/// (int, nf) can't occur: the artifact stores every grid's levels.
+Artifact describe(const Codebook& codebook, const std::string& name);
+
+/// Templates from share_folder()/codegen/templates.
+Templates read_templates();
+
+/// `unit`'s includes and theirs, by include path, from share_folder(). Throws Error(bad_input) for one that is absent.
+std::map<std::string, std::string> header_closure(const std::vector<std::string>& units);
+
+struct CompileOptions {
+  std::string folder;              ///< written to
+  std::vector<std::string> archs;  ///< sorted; checked against nvcc here
+  bool emit_only = false;          ///< sources, headers and manifest alone; needs no nvcc
+  int threads = 1;
+  std::string cache_folder;
+  std::string tool_version;
+  std::function<void()>
+      progress;  ///< called after each unit and architecture, by any thread one at a time; may be empty
+};
+
+struct CompileResult {
+  KernelsManifest manifest;
+  int compiled = 0;  ///< runs of nvcc
+  int cached = 0;    ///< taken from the cache
+  int written = 0;   ///< files that changed
+};
+
+/// Compilations that compile() will do: units times (architectures + PTX of the newest).
+int compilations(const Plan& plan, const CompileOptions& options);
+
+/// Writes the folder. Files that hold the right bytes are left alone; files that an earlier kernels.json lists and this
+/// one does not are removed; kernels.json is written last. Same bytes for any number of threads.
+CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileOptions& options);
+
+}  // namespace kvcc::codegen

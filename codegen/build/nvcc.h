@@ -1,0 +1,46 @@
+// The CUDA compiler as a program: found, asked for its architectures, run on one unit.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "codegen/build/ptxas_report.h"
+
+namespace kvcc::codegen {
+
+struct Nvcc {
+  std::string path;
+  std::string version;                     ///< e.g. "13.0.88"
+  std::vector<std::string> virtual_archs;  ///< as --list-gpu-arch prints them: "compute_75", …
+};
+
+/// Looks in PATH, CUDA_HOME, /usr/local/cuda and the nvidia/cu13 wheel of VIRTUAL_ENV or of a .venv beside the build
+/// tree. Throws Error(failed) that says what to install.
+Nvcc find_nvcc();
+
+/// "sm_80,sm_90a" to its parts, sorted by number, each once. Throws Error(usage) for text that names no architecture.
+std::vector<std::string> parse_archs(const std::string& text);
+/// Number of an architecture: 90 for "sm_90a".
+int arch_number(const std::string& arch);
+/// Throws Error(usage) naming those that this nvcc does not compile for, and those it does.
+void check_archs(const Nvcc& nvcc, const std::vector<std::string>& archs);
+
+/// Flags of every unit, cubin or PTX, in order.
+const std::vector<std::string>& nvcc_flags();
+
+struct Compiled {
+  std::string binary;                        ///< cubin or PTX
+  std::map<std::string, KernelUsage> usage;  ///< by symbol; empty for PTX
+  bool cached = false;
+};
+
+/// Compiles `unit` (text of NAME.cu) with the headers (path in the include folder to text) for "sm_NN" to a cubin, for
+/// "compute_NN" to PTX. Results are kept in `cache_folder` by the hash of all that decides them, so equal inputs
+/// compile once. Throws Error(failed) with the compiler's words when it fails, spills included.
+Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::string& unit,
+                      const std::map<std::string, std::string>& headers, const std::string& arch,
+                      const std::string& cache_folder);
+
+}  // namespace kvcc::codegen

@@ -1,0 +1,123 @@
+// kvcc compile: from a codebook to a folder of kernels.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include "codegen/build/compile.h"
+#include "codegen/build/nvcc.h"
+#include "formats/cli/program.h"
+#include "formats/store/codebook.h"
+
+namespace {
+
+namespace cg = kvcc::codegen;
+using nlohmann::ordered_json;
+
+struct Options {
+  std::string artifact, folder;
+  std::string archs = "sm_80,sm_90";
+  std::string dtype = "f16";
+  bool emit_only = false;
+};
+
+ordered_json skipped_json(const cg::Plan& plan) {
+  ordered_json skipped = ordered_json::array();
+  for (const cg::Skipped& one : plan.skipped) {
+    skipped.push_back({{"family", cg::to_text(one.family)}, {"reason", one.reason}});
+  }
+  return skipped;
+}
+
+void print_plan(const Options& options, const cg::Plan& plan, const cg::CompileOptions& compile, bool json) {
+  const int runs = cg::compilations(plan, compile);
+  if (json) {
+    ordered_json document{{"folder", options.folder}, {"archs", compile.archs}, {"compilations", runs}};
+    document["kernels"] = ordered_json::array();
+    for (const cg::KernelSpec& spec : plan.kernels) {
+      for (const cg::Entry& entry : cg::entries_of(spec)) {
+        document["kernels"].push_back({{"name", entry.name}, {"family", entry.family}, {"source", spec.name + ".cu"}});
+      }
+    }
+    document["skipped"] = skipped_json(plan);
+    kvcc::cli::print_json(document);
+    return;
+  }
+  for (const cg::KernelSpec& spec : plan.kernels) fmt::print("{}.cu\n", spec.name);
+  fmt::print("{} units, {} runs of nvcc, into {}\n", plan.kernels.size(), runs, options.folder);
+}
+
+void print_result(const Options& options, const cg::CompileResult& result, const cg::Plan& plan, bool json) {
+  if (json) {
+    ordered_json document = kvcc::to_json(result.manifest);
+    document["folder"] = options.folder;
+    document["compiled"] = result.compiled;
+    document["cached"] = result.cached;
+    document["written"] = result.written;
+    document["skipped"] = skipped_json(plan);
+    kvcc::cli::print_json(document);
+    return;
+  }
+  std::vector<std::vector<std::string>> rows = {{"kernel", "arch", "registers", "shared bytes", "spill bytes"}};
+  for (const kvcc::KernelEntry& entry : result.manifest.kernels) {
+    if (entry.cubin.empty()) continue;
+    rows.push_back({entry.name, entry.arch, std::to_string(entry.registers), std::to_string(entry.shared_bytes),
+                    std::to_string(entry.spill_bytes)});
+  }
+  if (rows.size() > 1) fmt::print("{}", kvcc::cli::table(rows));
+  fmt::print("{}: {} units, {} compiled, {} from the cache, {} files written\n", options.folder, plan.kernels.size(),
+             result.compiled, result.cached, result.written);
+}
+
+int body(const Options& options, const kvcc::cli::Common& common) {
+  cg::CompileOptions compile;
+  compile.folder = options.folder;
+  compile.archs = cg::parse_archs(options.archs);
+  compile.emit_only = options.emit_only;
+  compile.threads = common.threads;
+  compile.cache_folder = common.cache_dir;
+  compile.tool_version = KVCC_VERSION;
+  const cg::Targets targets{compile.archs, cg::parse_dtype(options.dtype)};
+
+  const std::string name = std::filesystem::path(options.artifact).stem().string();
+  const cg::Artifact artifact = cg::describe(kvcc::read_codebook(options.artifact), name);
+  const cg::Plan plan = cg::plan(artifact, targets);
+  for (const cg::Skipped& one : plan.skipped) {
+    spdlog::info("no {}: {}", cg::to_text(one.family), one.reason);
+  }
+  if (common.dry_run) {
+    print_plan(options, plan, compile, common.json);
+    return 0;
+  }
+  std::unique_ptr<kvcc::cli::Progress> bar;
+  if (const int runs = cg::compilations(plan, compile); runs > 0) {
+    bar = std::make_unique<kvcc::cli::Progress>("compile", runs, common.quiet);
+    compile.progress = [&bar] { bar->advance(); };
+  }
+  const cg::CompileResult result = cg::compile(artifact, plan, compile);
+  bar.reset();
+  print_result(options, result, plan, common.json);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  return kvcc::cli::run(
+      argc, argv, "compile", "generate and compile the CUDA kernels of a codebook",
+      kvcc::cli::kJson | kvcc::cli::kThreads | kvcc::cli::kDryRun | kvcc::cli::kCacheDir,
+      [&](CLI::App& app) {
+        app.add_option("codebook", options.artifact, "the artifact, NAME.kvcb")->required();
+        app.add_option("--arch", options.archs, "GPU architectures; PTX is made for the newest")->capture_default_str();
+        app.add_option("-o,--output", options.folder, "folder for sources, cubins, PTX, C header and kernels.json")
+            ->required();
+        app.add_option("--dtype", options.dtype,
+                       "of keys, values, queries and weights that kernels read: f16, bf16, f32")
+            ->capture_default_str();
+        app.add_flag("--emit-only", options.emit_only, "write the sources alone; needs no nvcc");
+      },
+      [&](const kvcc::cli::Common& common) { return body(options, common); });
+}
