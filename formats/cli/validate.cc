@@ -1,0 +1,90 @@
+// kvcc validate: everything that is wrong with files of kvcc.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "formats/cli/program.h"
+#include "formats/core/error.h"
+#include "formats/core/text.h"
+#include "formats/export/export.h"
+#include "formats/store/activations.h"
+#include "formats/store/codebook.h"
+#include "formats/store/kernels_manifest.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+struct Verdict {
+  std::string path, kind;
+  std::vector<std::string> problems;
+  std::vector<std::string> holds;  ///< of an export: names and shapes
+};
+
+Verdict validate(const std::string& path) {
+  Verdict verdict{path, "codebook", {}, {}};
+  std::error_code error;
+  try {
+    if (fs::is_directory(path, error)) {
+      if (kvcc::is_activations_folder(path)) {
+        verdict.kind = "activations";
+        verdict.problems = kvcc::validate_activations(path);
+      } else if (fs::exists(fs::path(path) / "kernels.json", error)) {
+        verdict.kind = "kernels";
+        verdict.problems = kvcc::validate_kernels(path);
+      } else {
+        verdict.kind = "unknown";
+        verdict.problems = {"a folder without manifest.json or kernels.json"};
+      }
+    } else if (path.ends_with(".safetensors")) {
+      verdict.kind = "safetensors";
+      for (const kvcc::ExportedTensor& tensor : kvcc::check_safetensors(path)) {
+        verdict.holds.push_back(fmt::format("{} {} {}", tensor.name, tensor.dtype, kvcc::shape_text(tensor.shape)));
+      }
+    } else {
+      verdict.problems = kvcc::validate_codebook(path);
+    }
+  } catch (const kvcc::Error& problem) {
+    verdict.problems.push_back(problem.what());
+  }
+  return verdict;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::vector<std::string> paths;
+  const auto define = [&](CLI::App& app) {
+    app.add_option("FILE", paths, ".kvcb files, activations folders, kernels folders, .safetensors exports")
+        ->required();
+  };
+  const auto body = [&](const kvcc::cli::Common& common) {
+    bool good = true;
+    ordered_json document;
+    for (const std::string& path : paths) {
+      const Verdict verdict = validate(path);
+      good = good && verdict.problems.empty();
+      if (common.json) {
+        ordered_json entry = {{"path", path},
+                              {"kind", verdict.kind},
+                              {"valid", verdict.problems.empty()},
+                              {"problems", verdict.problems}};
+        if (!verdict.holds.empty()) entry["holds"] = verdict.holds;
+        document["files"].push_back(std::move(entry));
+        continue;
+      }
+      if (verdict.problems.empty()) fmt::print("{}: sound ({})\n", path, verdict.kind);
+      for (const std::string& line : verdict.holds) fmt::print("  {}\n", line);
+      for (const std::string& problem : verdict.problems) {
+        // Problems of a file that can't be opened name it already.
+        fmt::print("{}{}\n", problem.starts_with(path) ? "" : path + ": ", problem);
+      }
+    }
+    if (common.json) kvcc::cli::print_json(document);
+    return good ? 0 : static_cast<int>(kvcc::ErrorKind::bad_input);
+  };
+  return kvcc::cli::run(argc, argv, "validate", "Check files: structure, checksums, ranges and meaning",
+                        kvcc::cli::kJson, define, body);
+}
