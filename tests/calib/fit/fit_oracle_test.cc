@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "tests/calib/fit/fit_support.h"
 #include "formats/codec/tails.h"
+#include "tests/calib/fit/fit_support.h"
 
 namespace kvcc {
 namespace {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "tests/calib/fit/fit_support.h"
 #include "formats/core/error.h"
+#include "tests/calib/fit/fit_support.h"
 
 namespace kvcc {
 namespace {
@@ -142,11 +142,11 @@ TEST(Fit, WithoutGradientsWeightsAreOne) {
 
 TEST(Fit, GridsThatNeedNoDataAndFullPrecision) {
   const MadeLayer layer = made_layer();
+  Scheme crossed = default_scheme("k=nuq2@prerope/channel,v=nuq2@token,sparse=10%");  // no text has it; the fit does
+  std::swap(crossed.key.axis, crossed.value.axis);
   const std::vector<Scheme> schemes{default_scheme("k=int3@prerope/channel,v=nf3@token,sparse=1%,sink=1"),
-                                    default_scheme("k=nf2@prerope/token,v=int1@token"),
-                                    default_scheme("k=fp,v=nuq2@token"),
-                                    default_scheme("k=int4@postrope/token,v=nuq8@token"),
-                                    default_scheme("k=nuq2@prerope/token,v=nuq2@channel,sparse=10%")};
+                                    default_scheme("k=nf2@prerope/token,v=int1@token"), default_scheme("fp"),
+                                    default_scheme("k=int4@postrope/token,v=nuq8@token"), crossed};
   const std::vector<LayerFit> fits = fit_layer(layer.view(), schemes, 2);
   for (int h = 0; h < 2; ++h) {
     EXPECT_EQ(std::vector<float>(fits[0].key.table.head(h), fits[0].key.table.head(h) + 8), integer_levels(3));
@@ -165,8 +165,11 @@ TEST(Fit, GridsThatNeedNoDataAndFullPrecision) {
   EXPECT_EQ(fits[3].value.table.stride, 256);
   EXPECT_TRUE(fits[4].key.scale.empty());
   EXPECT_EQ(fits[4].value.scale.size(), 10u);
-  for (const char* text : {"k=nuq3@postrope/token,v=nuq3@token", "k=int3@postrope/channel,v=nuq3@token"}) {
-    EXPECT_NE(message_of(layer, default_scheme(text)).find("keys fitted after RoPE"), std::string::npos) << text;
+  for (const Axis axis : {Axis::channel, Axis::token}) {
+    Scheme rotated = default_scheme();
+    rotated.key.site = Site::post_rope;
+    rotated.key.axis = axis;
+    EXPECT_NE(message_of(layer, rotated).find("keys fitted after RoPE"), std::string::npos);
   }
 }
 
