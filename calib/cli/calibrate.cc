@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "calib/cli/artifact_name.h"
 #include "calib/cli/stage.h"
 #include "datasets/datasets.h"
 #include "formats/cli/program.h"
@@ -124,7 +125,7 @@ class Calibration {
     base_ = name.string();
     if (name.has_parent_path()) kvcc::make_folder(name.parent_path().string());
     for (const std::string& scheme : o_.schemes)
-      artifacts_.push_back(o_.schemes.size() == 1 ? base_ + ".kvcb" : base_ + "." + scheme + ".kvcb");
+      artifacts_.push_back(kvcc::cli::artifact_name(base_ + ".kvcb", scheme, o_.schemes.size() > 1));
   }
 
   int run() {
