@@ -1,0 +1,92 @@
+// The tables of formats/spec/online-values.md against the code.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "formats/codec/reference.h"
+#include "formats/codec/tails.h"
+#include "formats/core/scheme.h"
+
+namespace kvcc {
+namespace {
+
+using Rows = std::vector<std::vector<std::string>>;
+
+/// Rows of every table of the page, by its header line ("sparse n k").
+std::map<std::string, Rows> tables_of_page() {
+  std::ifstream page(std::string(KVCC_SOURCE_DIR) + "/formats/spec/online-values.md");
+  std::map<std::string, Rows> tables;
+  std::string line, header;
+  while (std::getline(page, line)) {
+    if (line.empty() || line[0] != '|') {
+      header.clear();
+      continue;
+    }
+    std::vector<std::string> cells;
+    std::stringstream stream(line.substr(1));
+    for (std::string cell; std::getline(stream, cell, '|');) {
+      const size_t begin = cell.find_first_not_of(' '), end = cell.find_last_not_of(' ');
+      if (begin != std::string::npos) cells.push_back(cell.substr(begin, end - begin + 1));
+    }
+    if (header.empty()) {
+      for (const std::string& cell : cells) header += (header.empty() ? "" : " ") + cell;
+    } else if (cells.at(0).find_first_not_of("-") != std::string::npos) {
+      tables[header].push_back(cells);
+    }
+  }
+  return tables;
+}
+
+float number(const std::string& text) { return std::strtof(text.c_str(), nullptr); }
+int whole(const std::string& text) { return static_cast<int>(std::strtol(text.c_str(), nullptr, 0)); }
+
+TEST(OnlineValuesPage, CountsOfOutliers) {
+  const Rows rows = tables_of_page()["sparse n k"];
+  ASSERT_GE(rows.size(), 6u);
+  for (const auto& row : rows) {
+    EXPECT_EQ(outliers_per_tail(std::strtod(row[0].c_str(), nullptr) / 100, whole(row[1])), whole(row[2]))
+        << row[0] << " of " << row[1];
+  }
+}
+
+TEST(OnlineValuesPage, Ranges) {
+  const Rows rows = tables_of_page()["low high scale zero"];
+  ASSERT_GE(rows.size(), 6u);
+  for (const auto& row : rows) {
+    const TokenRange range = token_range(number(row[0]), number(row[1]));
+    EXPECT_EQ(range.scale, whole(row[2])) << row[0] << " to " << row[1];
+    EXPECT_EQ(range.zero, whole(row[3])) << row[0] << " to " << row[1];
+  }
+}
+
+TEST(OnlineValuesPage, WorkedExample) {
+  const Rows rows = tables_of_page()["column x outlier y code decoded"];
+  ASSERT_EQ(rows.size(), 8u);
+  std::vector<float> x, back(8);
+  for (const auto& row : rows) x.push_back(number(row[1]));
+  const TokenQuantiser q{2, 4, {2, 4, {-1, -0.25f, 0.25f, 1, -0.8f, -0.1f, 0.3f, 0.9f}, {2, 2}}, 1};
+  EncodedToken token;
+  encode(q, x, token);
+  decode(q, token, back);
+  EXPECT_EQ(token.range.scale, 0x4066);
+  EXPECT_EQ(token.range.zero, 0x3b33);
+  std::map<int, int> stored;
+  for (const SparseEntry& entry : token.sparse) stored[entry.column] = entry.value;
+  for (const auto& row : rows) {
+    const int column = whole(row[0]);
+    EXPECT_EQ(stored.contains(column), row[2] != "no") << column;
+    if (stored.contains(column)) {
+      EXPECT_EQ(stored[column], whole(row[2]));
+    }
+    const float scale = half_to_float(token.range.scale), zero = half_to_float(token.range.zero);
+    EXPECT_EQ(normalise(x[column], scale, zero), number(row[3])) << column;  // outliers here equal the inlier ends
+    EXPECT_EQ(token.codes[column], whole(row[4])) << column;
+    EXPECT_EQ(back[column], number(row[5])) << column;
+  }
+}
+
+}  // namespace
+}  // namespace kvcc
