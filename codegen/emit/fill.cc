@@ -18,8 +18,9 @@ std::string fill(std::string_view text, const std::map<std::string, std::string>
     if (open == std::string_view::npos) break;
     const size_t close = text.find('@', open + 1);
     const std::string name(text.substr(open + 1, close == std::string_view::npos ? 16 : close - open - 1));
-    const bool word = std::all_of(name.begin(), name.end(),
-                                  [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; });
+    const bool word = std::all_of(name.begin(), name.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+    });
     if (close == std::string_view::npos || name.empty() || !word) {
       throw Error(ErrorKind::failed, place, fmt::format("a lone @ before \"{}\"", name), "@name@");
     }

@@ -103,8 +103,8 @@ std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Te
                           spec.heads);
   }
   for (const Entry& entry : entries_of(spec)) {
-    entries += fmt::format("{}KVCC_KERNEL({}, kvcc::device::{}<{}_unit::Config>)", entries.empty() ? "" : "\n",
-                           entry.symbol, entry.body, spec.symbol);
+    entries += fmt::format("{}KVCC_KERNEL({},\n            kvcc::device::{}<{}_unit::Config>)",
+                           entries.empty() ? "" : "\n", entry.symbol, entry.body, spec.symbol);
   }
   const auto hex = [](float level) { return fmt::format("{:a}f", level); };
   const std::map<std::string, std::string> values = {

@@ -1,0 +1,96 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "codegen/build/arguments.h"
+#include "codegen/build/nvcc.h"
+#include "codegen/build/process.h"
+#include "codegen/build/ptxas_report.h"
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+
+namespace kvcc::codegen {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+TEST(Process, OutputStatusAndFolder) {
+  const ProcessResult result = run_process({"sh", "-c", "pwd; echo e >&2; exit 3"}, "/");
+  EXPECT_EQ(result.status, 3);
+  EXPECT_EQ(result.output, "/\ne\n");
+  EXPECT_EQ(run_process({"sh", "-c", "kill -9 $$"}).status, 137);
+  EXPECT_EQ(run_process({"sh", "-c", "head -c 1000000 /dev/zero"}).output.size(), 1000000u);
+  EXPECT_THROW(run_process({"/no/such/program"}), Error);
+}
+
+TEST(Ptxas, ReportIsParsed) {
+  const char* log =
+      "ptxas info    : 192 bytes gmem, 8 bytes cmem[4]\n"
+      "ptxas info    : Compiling entry function 'a' for 'sm_80'\n"
+      "ptxas info    : Function properties for a\n"
+      "    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads\n"
+      "ptxas info    : Used 56 registers, used 1 barriers, 8 bytes cumulative stack size, 6684 bytes smem, 512 bytes "
+      "cmem[0]\n"
+      "ptxas info    : Compile time = 121.789 ms\n"
+      "ptxas info    : Compiling entry function 'b_merge' for 'sm_80'\n"
+      "ptxas info    : Function properties for b_merge\n"
+      "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+      "ptxas info    : Used 32 registers, used 0 barriers, 520 bytes cmem[0]\n";
+  const auto usage = parse_ptxas(log);
+  ASSERT_EQ(usage.size(), 2u);
+  EXPECT_EQ(usage.at("a").registers, 56);
+  EXPECT_EQ(usage.at("a").spill_bytes, 28);
+  EXPECT_EQ(usage.at("a").stack_bytes, 8);
+  EXPECT_EQ(usage.at("a").shared_bytes, 6684);
+  EXPECT_EQ(usage.at("b_merge").registers, 32);
+  EXPECT_EQ(usage.at("b_merge").shared_bytes, 0);
+  EXPECT_THROW(parse_ptxas("ptxas info : Compiling entry function 'a' for 'sm_80'\n"), Error);
+}
+
+TEST(F63_Archs, ListIsParsedSortedAndChecked) {
+  EXPECT_THAT(parse_archs("sm_100,sm_80,sm_90a,sm_80"), ElementsAre("sm_80", "sm_90a", "sm_100"));
+  EXPECT_EQ(arch_number("sm_90a"), 90);
+  for (const char* wrong : {"", "80", "sm_", "sm_8x", "compute_80", "sm_80;sm_90", "sm_80 "}) {
+    EXPECT_THROW(parse_archs(wrong), Error) << wrong;
+  }
+  const Nvcc nvcc{"nvcc", "13.0.88", {"compute_75", "compute_80", "compute_103", "compute_90"}};
+  EXPECT_NO_THROW(check_archs(nvcc, {"sm_75", "sm_90a", "sm_103"}));
+  try {
+    check_archs(nvcc, {"sm_70", "sm_80", "sm_99"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::usage);
+    EXPECT_THAT(error.what(), HasSubstr("sm_70, sm_99, which nvcc 13.0.88"));
+    EXPECT_THAT(error.what(), HasSubstr("sm_75, sm_80, sm_90, sm_103"));
+  }
+}
+
+TEST(Arguments, AreThoseOfTheLaunchHeader) {
+  const std::string text = read_text_file(std::string(KVCC_SOURCE_DIR) + "/formats/layout/launch.h");
+  const auto members = members_of(text, "KvccKeyScoresParams");
+  const auto find = [&](const std::string& name) {
+    for (const KernelArgument& member : members) {
+      if (member.name == name) return member;
+    }
+    ADD_FAILURE() << name;
+    return KernelArgument{};
+  };
+  EXPECT_EQ(find("cache.pages").type, "uint8_t*");
+  EXPECT_THAT(find("cache.exact").shape, ElementsAre("S", "sink + residual", "H", "D"));
+  EXPECT_EQ(find("cache.residual").type, "int32_t");  // declared beside sink
+  EXPECT_TRUE(find("cache.sink").shape.empty());
+  EXPECT_EQ(find("query").type, "const void*");
+  EXPECT_THAT(find("cosine").shape, ElementsAre("positions", "rotary_dim / 2"));
+  EXPECT_EQ(find("multiplier").type, "float");
+  EXPECT_EQ(members.front().name, "cache.pages");
+  EXPECT_EQ(members.back().name, "max_length");
+  for (const char* name : {"KvccPackParams", "KvccValueMixParams", "KvccDequantiseParams"}) {
+    EXPECT_GT(members_of(text, name).size(), 20u);
+  }
+  EXPECT_THROW(members_of(text, "KvccNothing"), Error);
+}
+
+}  // namespace
+}  // namespace kvcc::codegen
