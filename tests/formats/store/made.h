@@ -88,8 +88,18 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
   Codebook out;
   out.scheme = parse_scheme(scheme);
   out.model = model(layers);
-  out.provenance = {"0.1.0", "wikitext-2:train", sha256_hex("text"), "raw", sha256_hex("tokenizer"), "off", 16,
-                    2048,    7,                  32768,              sha256_hex("acts"), ""};
+  out.provenance = {"0.1.0",
+                    "wikitext-2:train",
+                    sha256_hex("text"),
+                    "raw",
+                    sha256_hex("tokenizer"),
+                    "off",
+                    16,
+                    2048,
+                    7,
+                    32768,
+                    sha256_hex("acts"),
+                    ""};
   for (int layer = 0; layer < layers; ++layer) out.layer_index.push_back(static_cast<uint16_t>(2 * layer));
   const CacheShape& shape = out.model.shape;
   const bool sparse = out.scheme.sparse > 0;
