@@ -95,7 +95,7 @@ AtomicFile::~AtomicFile() {
   if (!done_) ::unlink(temporary_.c_str());
 }
 
-void AtomicFile::commit() {
+void AtomicFile::commit(bool sync_name) {
   {
     const Descriptor file{::open(temporary_.c_str(), O_RDONLY | O_CLOEXEC)};
     if (file.value < 0) throw write_error(path_, errno);
@@ -105,6 +105,7 @@ void AtomicFile::commit() {
   }
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) throw write_error(path_, errno);
   done_ = true;
+  if (!sync_name) return;
   // The new name itself is on disk only once the folder is synced. Some file systems refuse that; then it is moot.
   const Descriptor folder{::open(parent_of(path_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
   if (folder.value >= 0) ::fsync(folder.value);
@@ -126,7 +127,7 @@ std::string read_text_file(const std::string& path) {
   }
 }
 
-void write_text_file(const std::string& path, std::string_view text) {
+void write_text_file(const std::string& path, std::string_view text, bool sync_name) {
   AtomicFile target(path);
   {
     Descriptor file{::open(target.temporary().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
@@ -141,7 +142,7 @@ void write_text_file(const std::string& path, std::string_view text) {
     file.value = -1;
     if (closed != 0) throw write_error(path, errno, text.size());
   }
-  target.commit();
+  target.commit(sync_name);
 }
 
 bool write_if_different(const std::string& path, std::string_view text) {

@@ -41,7 +41,9 @@ class AtomicFile {
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   const std::string& temporary() const { return temporary_; }
-  void commit();
+  /// `sync_name` false: the bytes are synced but the new name need not survive a power cut at once (one sync less, for
+  /// callers that write hundreds of files and check them before use).
+  void commit(bool sync_name = true);
 
  private:
   std::string path_, temporary_;
@@ -50,7 +52,7 @@ class AtomicFile {
 
 std::string read_text_file(const std::string& path);
 /// Through AtomicFile. Throws Error(resource) with needed and free bytes on ENOSPC.
-void write_text_file(const std::string& path, std::string_view text);
+void write_text_file(const std::string& path, std::string_view text, bool sync_name = true);
 /// Leaves the file untouched (time stamp included) when it holds `text` already. Returns whether it wrote.
 bool write_if_different(const std::string& path, std::string_view text);
 /// Makes the folder with its parents. Throws Error(resource or bad_input).

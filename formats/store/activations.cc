@@ -157,7 +157,8 @@ void ActivationsWriter::put(int sample, int layer, const Shard& shard) {
   const std::string image = shard_image(settings_, sample, layer, shard);
   const std::string path = shard_path(folder_, settings_, sample, layer);
   make_folder(fs::path(path).parent_path().string());
-  write_text_file(path, image);
+  // Resuming checks every listed shard by its hash, so that neither name nor journal line has to be synced in order.
+  write_text_file(path, image, false);
   const ShardEntry entry{image.size(), sha256_hex(image)};
   append_to_journal(folder_, shard_name(sample, layer_number(settings_, layer)), entry);
   shards_[{sample, layer}] = entry;

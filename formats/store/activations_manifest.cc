@@ -221,8 +221,7 @@ void append_to_journal(const std::string& folder, const std::string& shard, cons
   if (file < 0) throw write_error(path, errno);
   const std::string line = fmt::format("{} {} {}\n", shard, entry.bytes, entry.sha256);
   const ssize_t written = ::write(file, line.data(), line.size());
-  int code = written == static_cast<ssize_t>(line.size()) ? 0 : written < 0 ? errno : ENOSPC;
-  if (code == 0 && ::fsync(file) != 0) code = errno;
+  const int code = written == static_cast<ssize_t>(line.size()) ? 0 : written < 0 ? errno : ENOSPC;
   ::close(file);
   if (code != 0) throw write_error(path, code, line.size());
 }

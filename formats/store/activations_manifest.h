@@ -32,7 +32,7 @@ std::string activations_sha256(const ActivationsSettings& settings, const ShardM
 void write_activations_manifest(const std::string& folder, const ActivationsManifest& manifest);
 /// Manifest and journal together. A torn last line of the journal is left out. Throws Error(bad_input).
 ActivationsManifest read_activations_manifest(const std::string& folder);
-/// Adds one line to the journal and syncs it.
+/// Adds one line to the journal. Not synced: a line that a power cut loses costs its shard again, no more.
 void append_to_journal(const std::string& folder, const std::string& shard, const ShardEntry& entry);
 
 }  // namespace kvcc

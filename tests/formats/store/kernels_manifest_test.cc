@@ -1,0 +1,96 @@
+#include "formats/store/kernels_manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "tests/formats/store/made.h"
+
+namespace kvcc {
+namespace {
+
+using made::TemporaryFolder;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
+
+KernelsManifest manifest() {
+  KernelsManifest out;
+  out.content_sha256 = sha256_hex("artifact");
+  out.artifact = "модель.kvcb";
+  out.scheme = "kvcc-nuq3-1%-sink1";
+  out.model = "tiny";
+  out.tool_version = "0.1.0";
+  out.nvcc_version = "13.0.88";
+  out.files = {{"a.cu", sha256_hex("source")}, {"a.cubin", sha256_hex("cubin")}};
+  KernelEntry entry;
+  entry.name = "key_scores_nuq3_d64__linear1";
+  entry.symbol = "_Z10key_scores";
+  entry.family = "key_scores";
+  entry.spec = {{"bits", 3}, {"head_dim", 64}};
+  entry.arch = "sm_90";
+  entry.source = "a.cu";
+  entry.cubin = "a.cubin";
+  entry.registers = 40;
+  entry.shared_bytes = 1024;
+  entry.launch = {{128, 1, 1}, 32, "host"};
+  entry.arguments = {{"query", "const float*", {"query_heads", "64"}}, {"tokens", "int", {}}};
+  out.kernels = {entry};
+  return out;
+}
+
+TEST(KernelsManifest, RoundTripAndOrder) {
+  const TemporaryFolder folder;
+  write_kernels_manifest(folder.path(), manifest());
+  const KernelsManifest read = read_kernels_manifest(folder.path());
+  EXPECT_EQ(to_json(read), to_json(manifest()));
+  EXPECT_EQ(read.kernels[0].launch.block, (std::array<int, 3>{128, 1, 1}));
+  EXPECT_THAT(read.kernels[0].arguments[0].shape, ElementsAre("query_heads", "64"));
+  EXPECT_EQ(to_json(read).begin().key(), "schema_version");
+}
+
+TEST(KernelsManifest, MembersAreNamedWhenWrong) {
+  const auto refused = [](const std::function<void(nlohmann::ordered_json&)>& edit) -> std::string {
+    nlohmann::ordered_json document = to_json(manifest());
+    edit(document);
+    try {
+      kernels_from_json(document, "kernels.json");
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  EXPECT_THAT(refused([](auto& d) { d["schema_version"] = 2; }),
+              HasSubstr("kernels format 2, this build reads up to 1"));
+  EXPECT_THAT(refused([](auto& d) { d.erase("content_sha256"); }), HasSubstr("'content_sha256' is missing"));
+  EXPECT_THAT(refused([](auto& d) { d["kernels"][0].erase("launch"); }), HasSubstr("'launch' is missing"));
+  EXPECT_THAT(refused([](auto& d) { d["kernels"][0]["registers"] = "40"; }), HasSubstr("'registers' is \"40\""));
+  EXPECT_THAT(refused([](auto& d) { d["kernels"][0]["launch"]["block"] = {1, 2}; }), HasSubstr("'block'"));
+  EXPECT_THAT(refused([](auto& d) { d["kernels"] = 3; }), HasSubstr("'kernels'"));
+}
+
+TEST(KernelsManifest, ValidateChecksFilesAndSpills) {
+  const TemporaryFolder folder;
+  KernelsManifest content = manifest();
+  write_text_file(folder / "a.cu", "source");
+  write_text_file(folder / "a.cubin", "cubin");
+  write_kernels_manifest(folder.path(), content);
+  EXPECT_THAT(validate_kernels(folder.path()), IsEmpty());
+  content.kernels[0].spill_bytes = 8;
+  content.kernels[0].ptx = "a.ptx";
+  content.kernels.push_back(content.kernels[0]);
+  content.files["gone.h"] = "00";
+  write_kernels_manifest(folder.path(), content);
+  write_text_file(folder / "a.cu", "changed");
+  EXPECT_THAT(validate_kernels(folder.path()),
+              UnorderedElementsAre(HasSubstr("a.cu: its sha256"), HasSubstr("gone.h: missing"),
+                                   HasSubstr("spills 8 bytes"), HasSubstr("spills 8 bytes"), HasSubstr("listed twice"),
+                                   HasSubstr("a.ptx is not listed"), HasSubstr("a.ptx is not listed")));
+}
+
+}  // namespace
+}  // namespace kvcc
