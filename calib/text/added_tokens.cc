@@ -63,7 +63,7 @@ bool AddedTokenFinder::touches_word(std::string_view text, size_t begin, size_t 
 std::vector<AddedTokenFinder::Match> AddedTokenFinder::find(std::string_view text) const {
   std::vector<Match> matches;
   if (nodes_.size() <= 1) return matches;
-  size_t at = 0, taken = 0;  // `taken`: end of the last match with what it swallowed
+  size_t at = 0, taken = 0;  // `taken`: end of the last match with what it swallowed, which may hold further matches
   while (at < text.size()) {
     if (!first_[static_cast<unsigned char>(text[at])]) {
       ++at;
@@ -76,18 +76,18 @@ std::vector<AddedTokenFinder::Match> AddedTokenFinder::find(std::string_view tex
     }
     size_t begin = at, end = at + token->content.size();
     at = end;
-    if (begin < taken || (token->single_word && touches_word(text, begin, end))) continue;
+    if (token->single_word && touches_word(text, begin, end)) continue;
     if (token->lstrip) {
-      while (begin > taken) {
-        const size_t before = previous_character(text, begin);
-        if (before == begin || before < taken || !is_white_space(utf8_code(text, before))) break;
+      for (size_t before;
+           (before = previous_character(text, begin)) != begin && is_white_space(utf8_code(text, before));) {
         begin = before;
       }
+      begin = std::max(begin, taken);
     }
     if (token->rstrip) {
       for (size_t length; (length = utf8_length(text, end)) > 0 && is_white_space(utf8_code(text, end));) end += length;
     }
-    matches.push_back({token, begin, end});
+    if (begin < end) matches.push_back({token, begin, end});  // else the one before has taken all of it
     taken = end;
   }
   return matches;

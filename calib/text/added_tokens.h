@@ -21,7 +21,8 @@ class AddedTokenFinder {
     const AddedToken* token = nullptr;
     size_t begin = 0, end = 0;  ///< with the white space that lstrip and rstrip take
   };
-  /// All matches, ascending and disjoint. Linear in the text times the longest token.
+  /// All matches in order. The tokens themselves are disjoint, but one may lie in the white space that the one before
+  /// it takes. Linear in the text times the longest token.
   std::vector<Match> find(std::string_view text) const;
 
  private:
