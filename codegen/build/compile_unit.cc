@@ -1,9 +1,9 @@
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <sys/stat.h>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -43,6 +43,13 @@ class BuildFolder {
  private:
   std::string path_;
 };
+
+/// Writes a source with a fixed time: line information holds that too.
+void write_source(const std::string& path, const std::string& text) {
+  write_text_file(path, text);
+  const timespec times[2] = {{0, 0}, {0, 0}};
+  utimensat(AT_FDCWD, path.c_str(), times, 0);
+}
 
 /// The lines of nvcc's output that say what went wrong, a few.
 std::string gist(const std::string& output) {
@@ -101,9 +108,9 @@ Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::stri
     const BuildFolder folder(key);
     for (const auto& [path, text] : headers) {
       make_folder((fs::path(folder.path()) / path).parent_path().string());
-      write_text_file(folder.path() + "/" + path, text);
+      write_source(folder.path() + "/" + path, text);
     }
-    write_text_file(folder.path() + "/" + name + ".cu", unit);
+    write_source(folder.path() + "/" + name + ".cu", unit);
     const std::string output = ptx ? "out.ptx" : "out.cubin";
     std::vector<std::string> command = {nvcc.path, ptx ? "-ptx" : "-cubin", "-arch=" + arch, "-I.", "-o", output};
     command.insert(command.end(), nvcc_flags().begin(), nvcc_flags().end());

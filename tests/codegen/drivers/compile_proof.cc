@@ -1,0 +1,119 @@
+// compile_proof CACHE ARCH BATCH NAME…  (or ARCH BATCH @FAMILY for all of a family's list): compiles a made-up unit of
+// each configuration, BATCH of them in one translation unit, and prints "NAME SYMBOL registers spill shared" a line for
+// each entry. Fails, with the compiler's words, on a spill, a warning, or symbols that are not the list's.
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "codegen/build/compile.h"
+#include "codegen/build/nvcc.h"
+
+namespace {
+
+using namespace kvcc;
+using namespace kvcc::codegen;
+
+/// Two layers of two heads.
+KernelSpec made_up(const Configuration& c) {
+  KernelSpec spec;
+  spec.configuration = c;
+  spec.name = name(c);
+  spec.symbol = "kvcc_" + spec.name;
+  spec.layers = 2;
+  spec.heads = 2;
+  const int codes = 1 << c.bits;
+  for (int i = 0; i < 4 * codes; ++i) {
+    spec.levels.push_back(codes == 1 ? 0.0f : -1.0f + 2.0f * static_cast<float>(i % codes) / static_cast<float>(codes));
+  }
+  if (c.mixed) spec.bits.assign(4, static_cast<uint8_t>(c.bits));
+  return spec;
+}
+
+struct Batch {
+  std::vector<KernelSpec> specs;
+  std::string unit;
+};
+
+void compile_batch(const Nvcc& nvcc, const Batch& batch, const std::string& arch, const std::string& cache,
+                   std::mutex& output) {
+  const std::string stem = batch.specs.size() == 1 ? batch.specs[0].name : "batch_" + batch.specs[0].name;
+  const Compiled compiled = compile_unit(nvcc, stem, batch.unit, header_closure({batch.unit}), arch, cache);
+  std::set<std::string> symbols;
+  const std::lock_guard lock(output);
+  for (const KernelSpec& spec : batch.specs) {
+    for (const Entry& entry : entries_of(spec)) {
+      const KernelUsage& usage = compiled.usage.at(entry.symbol);
+      std::printf("%s %s %d %d %d\n", spec.name.c_str(), entry.symbol.c_str(), usage.registers, usage.spill_bytes,
+                  usage.shared_bytes);
+      symbols.insert(entry.symbol);
+    }
+  }
+  if (symbols.size() != compiled.usage.size()) throw std::runtime_error(stem + ": symbols that no list names");
+}
+
+int run(int argc, char** argv) {
+  const std::string cache = argv[1], arch = argv[2];
+  const size_t per_batch = std::strtoul(argv[3], nullptr, 10);
+  std::vector<Configuration> configurations;
+  for (int i = 4; i < argc; ++i) {
+    if (argv[i][0] != '@') {
+      configurations.push_back(parse_configuration(argv[i]));
+      continue;
+    }
+    for (const Family family : families()) {
+      if (to_text(family) != argv[i] + 1) continue;
+      for (Configuration& c : listed(family, {1, 8})) configurations.push_back(c);
+    }
+  }
+  const Nvcc nvcc = find_nvcc();
+  check_archs(nvcc, {arch});
+  const Templates templates = read_templates();
+  std::vector<Batch> batches;
+  for (const Configuration& c : configurations) {
+    if (batches.empty() || batches.back().specs.size() == per_batch) batches.emplace_back();
+    batches.back().specs.push_back(made_up(c));
+    batches.back().unit += emit_unit({}, batches.back().specs.back(), templates, "proof");
+  }
+  std::atomic<size_t> next{0};
+  std::mutex output;
+  std::vector<std::string> errors(batches.size());
+  const auto worker = [&] {
+    for (size_t i = next++; i < batches.size(); i = next++) {
+      try {
+        compile_batch(nvcc, batches[i], arch, cache, output);
+      } catch (const std::exception& error) {
+        errors[i] = error.what();
+      }
+    }
+  };
+  std::thread second(worker);
+  worker();
+  second.join();
+  int failed = 0;
+  for (const std::string& error : errors) {
+    if (error.empty()) continue;
+    std::fprintf(stderr, "%s\n", error.c_str());
+    ++failed;
+  }
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 5) {
+    std::fputs("compile_proof CACHE ARCH BATCH NAME… | @FAMILY…\n", stderr);
+    return 2;
+  }
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "compile_proof: %s\n", error.what());
+    return 1;
+  }
+}

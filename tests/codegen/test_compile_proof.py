@@ -1,0 +1,66 @@
+"""Proof without a GPU: configurations of kernels/list compile to cubins without spills, and headers compile alone."""
+import subprocess
+
+import pytest
+
+from support import SOURCE
+
+# A dozen that between them have every choice of every list.
+REPRESENTATIVE = [
+    "pack_key_nuq3_channel_d64_csr_f16__linear1",
+    "pack_key_nuq8_channel_d256_none_bf16__linear1",
+    "pack_value_nuq2_token_d128_tail_f32__linear1",
+    "pack_value_int5mixed_token_d80_tail_bf16__linear1",
+    "key_scores_nuq4_channel_d128_csr_half128_g8_f16__linear1",
+    "key_scores_nuq3_channel_d80_csr_interleaved20_g1_bf16__linear1",
+    "key_scores_nf2_token_d96_none_norope_g4_f32__linear1",
+    "key_scores_nuq8_channel_d256_csr_half256_g8_f32__linear1",
+    "value_mix_nuq3_token_d64_tail_g3_f16__linear1",
+    "value_mix_nuq6_token_d192_none_g8_f32__linear1",
+    "value_mix_nuq1mixed_channel_d16_csr_g2_bf16__linear1",
+    "dequantise_key_nuq7_channel_d32_csr_f32__linear1",
+    "dequantise_value_nuq5_token_d256_tail_f32__linear1",
+]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_representatives_compile_without_spills(nvcc, driver, tmp_path, arch):
+    lines = driver("compile_proof", tmp_path, arch, 1, *REPRESENTATIVE).splitlines()
+    assert len(lines) == len(REPRESENTATIVE) + 3  # value_mix has a second entry
+    for line in lines:
+        name, symbol, registers, spill, shared = line.split()
+        assert symbol.startswith("kvcc_" + name)
+        assert int(registers) <= 128 and int(spill) == 0 and int(shared) <= 48 * 1024, line
+
+
+def test_a_spill_would_fail(nvcc, driver, tmp_path):
+    """The same flags on a kernel that must spill: the proof can fail."""
+    source = tmp_path / "spill.cu"
+    source.write_text("""extern "C" __global__ void __launch_bounds__(1024, 2) spill(float* x) {
+  float v[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) x[(63 - i) * 1024 + threadIdx.x] = v[i] * v[(i * 7 + 3) & 63];
+}
+""")
+    flags = ["-std=c++20", "-O3", "-Xptxas", "-v,--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"]
+    done = subprocess.run([nvcc, "-cubin", "-arch=sm_80", *flags, "-o", str(tmp_path / "x.cubin"), str(source)], capture_output=True,
+                          text=True)
+    assert done.returncode != 0 and "pill" in done.stdout + done.stderr
+
+
+HEADERS = sorted(str(path.relative_to(SOURCE)) for folder in ("kernels/device", "formats/layout")
+                 for path in (SOURCE / folder).glob("*.*h")) + ["formats/codec/element.h"]
+
+
+def test_device_headers_compile_alone(nvcc, tmp_path):
+    """Each under nvcc (all in one run of several files would share includes) and under g++, warnings as errors."""
+    assert len(HEADERS) >= 13
+    for header in HEADERS:
+        (tmp_path / "alone.cu").write_text(f'#include "{header}"\n')
+        subprocess.run([nvcc, "-std=c++20", "-arch=sm_80", "-Werror", "all-warnings", f"-I{SOURCE}", "--cuda", "-o", "/dev/null",
+                        str(tmp_path / "alone.cu")], check=True)
+        subprocess.run(["c++", "-x", "c++", "-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{SOURCE}", "-fsyntax-only",
+                        str(tmp_path / "alone.cu")], check=True)
