@@ -203,7 +203,10 @@ ActivationsManifest read_activations_manifest(const std::string& folder) {
     manifest.shards[known->second] = {json_member<uint64_t>(entry, "bytes", path + ": " + name),
                                       json_member<std::string>(entry, "sha256", path + ": " + name)};
   }
-  for (const ordered_json& sample : document.value("left_out", ordered_json::array())) {
+  const auto left_out = document.contains("left_out")
+                            ? json_member<std::vector<ordered_json>>(document, "left_out", path)
+                            : std::vector<ordered_json>();
+  for (const ordered_json& sample : left_out) {
     const int number = json_member<int>(sample, "sample", path + ": left_out");
     if (number < 0 || number >= manifest.settings.samples) {
       throw bad_input(path, fmt::format("left out sample {}", number),

@@ -269,6 +269,28 @@ TEST(Activations, F43FullDisk) {
               AllOf(HasSubstr("TiB needed"), HasSubstr("--acts-dtype bf16")));
 }
 
+TEST(Activations, F36SamplesLeftOutAreRenumberedAndRemembered) {
+  const TemporaryFolder folder;
+  const ActivationsSettings settings = made::settings(3, 3, 4);
+  ActivationsWriter writer(folder / "a", settings, false, false);
+  writer.put(1, 0, made::shard(settings, 1, 0));
+  writer.leave_out(1, "NaN in layer 1");
+  EXPECT_FALSE(fs::exists(folder / "a/s0001/l0000.h5"));
+  for (const int sample : {0, 2}) {
+    for (int layer = 0; layer < 3; ++layer) writer.put(sample, layer, made::shard(settings, sample, layer));
+  }
+  writer.finish();
+  const ActivationsReader reader(folder / "a");
+  EXPECT_EQ(reader.settings().samples, 2);
+  EXPECT_THAT(reader.settings().offsets, ElementsAre(settings.offsets[0], settings.offsets[2]));
+  EXPECT_EQ(reader.read(1, 2).key, made::shard(settings, 2, 2).key);
+  EXPECT_THAT(error_of([&] { reader.read(2, 0); }, ErrorKind::failed), HasSubstr("no shard of sample 2"));
+  EXPECT_THAT(validate_activations(folder / "a"), IsEmpty());
+  EXPECT_EQ(ActivationsWriter(folder / "a", settings, true, false).left_out().at(1), "NaN in layer 1");
+  write_all(folder / "two", made::settings(2, 3, 4));
+  EXPECT_NE(reader.content_sha256(), ActivationsReader(folder / "two").content_sha256());
+}
+
 TEST(Activations, PutRefusesWrongSizes) {
   const TemporaryFolder folder;
   const ActivationsSettings settings = made::settings();
