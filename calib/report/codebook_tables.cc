@@ -104,7 +104,7 @@ std::vector<std::vector<std::string>> layer_table(const std::vector<HeadReport>&
         outliers += head->outlier_fraction;
         sse += head->weighted_sse;
         decibel += head->sqnr_db;
-        for (const std::string& flag : head->flags) flags.insert(std::string(1, kind[0]) + ":" + flag);
+        for (const std::string& flag : head->flags) flags.insert(std::string(kind) + ":" + flag);
       }
       const auto count = static_cast<double>(found->second.size());
       const auto text = [](double value, const char* format) {
