@@ -164,9 +164,10 @@ double run_sample(const Decoder& decoder, const std::vector<int32_t>& ids, const
 
 uint64_t saved_bytes_per_token(const DecoderConfig& c) {
   const int64_t query = c.query_heads * c.head_dim, key = c.kv_heads * c.head_dim;
-  // Input and middle; query, attention's output and its log-sum-exp; key before and after RoPE, value; gate,
-  // silu(gate), up.
-  return sizeof(float) * (2 * c.hidden + 2 * query + c.query_heads + 3 * key + 3 * c.feed_forward);
+  // Input and middle; query, attention's output and its log-sum-exp, under GQA keys and values for every query head;
+  // key before and after RoPE, value; gate, silu(gate), up.
+  return sizeof(float) *
+         (2 * c.hidden + 2 * query + c.query_heads + (query != key ? 2 * query : 0) + 3 * key + 3 * c.feed_forward);
 }
 
 int64_t logits_chunk_rows(const DecoderConfig& c) {

@@ -1,0 +1,335 @@
+"""kvcc collect against transformers' autograd, and what happens when it is stopped, killed or fed NaN."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from reference_model import fisher_pass, llama_from_gguf, tap_keys_and_values
+from support import BUILD, data_path, model_path, random_ids, tiny_llama
+
+COLLECT = BUILD / "libexec/kvcc/kvcc-collect"
+
+
+def collect(*arguments, code=0):
+    done = subprocess.run([str(COLLECT), *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def collected(folder, sample, layer):
+    with h5py.File(folder / f"s{sample:04}" / f"l{layer:04}.h5") as shard:
+        return {name: shard[name][()] for name in shard}
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def assert_close(found, wanted, what):
+    wanted = wanted.reshape(found.shape)
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-5 * scale, err_msg=what)
+
+
+def assert_equals_autograd(model, folder, ids):
+    """Keys, values and Fisher diagonals. Ours are gradients of the sum, transformers' of the mean over T - 1."""
+    taps = tap_keys_and_values(model)
+    for sample, row in enumerate(ids):
+        _, activations, gradients = fisher_pass(model, taps, row)
+        for layer in range(len(activations) // 2):
+            ours = collected(folder, sample, layer)
+            for i, name in enumerate(("key", "value")):
+                place = f"sample {sample} layer {layer} {name}"
+                assert_close(ours[name], activations[2 * layer + i].numpy(), place)
+                gradient = gradients[2 * layer + i].double().numpy() * (len(row) - 1)
+                assert_close(ours[name + "_grad"], gradient, place + " gradient")
+                assert_close(ours[name + "_grad"].astype(float) ** 2, gradient**2, place + " Fisher")
+            assert not ours["key_grad"][-1].any() and not ours["value_grad"][-1].any()  # the last token predicts nothing
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    model = tiny_llama(tmp_path / "model")
+    return tmp_path / "model", model, random_ids(tmp_path / "ids.npy", 3, 96), tmp_path
+
+
+@pytest.mark.parametrize("name,changes", {
+    "gqa": {}, "mha": dict(num_key_value_heads=4), "mqa": dict(num_key_value_heads=1), "untied": dict(tie_word_embeddings=False),
+    "one_layer": dict(num_hidden_layers=1), "head_dim": dict(hidden_size=64, head_dim=20)}.items())
+def test_equals_autograd(tmp_path, name, changes):
+    model = tiny_llama(tmp_path / "model", **changes)
+    ids = random_ids(tmp_path / "ids.npy", 2, 96)
+    collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen", 96)
+    assert_equals_autograd(model, tmp_path / "a.acts", ids)
+
+
+def test_F40_key_bias_is_in_the_collected_keys(tmp_path):
+    """Keys are taken after the bias; a bias far larger than the keys makes a missing one obvious."""
+    model = tiny_llama(tmp_path / "model", attention_bias=True)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.bias.uniform_(-100, 100)
+        model.model.layers[1].self_attn.v_proj.bias.uniform_(-3, 3)
+    model.save_pretrained(tmp_path / "model")
+    ids = random_ids(tmp_path / "ids.npy", 1, 64)
+    collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 1, "--seqlen", 64)
+    assert_equals_autograd(model, tmp_path / "a.acts", ids)
+    assert np.abs(collected(tmp_path / "a.acts", 0, 0)["key"]).max() > 50
+
+
+def test_smollm2_equals_autograd(tmp_path):
+    """One sample of 512 tokens; every eighth layer is compared."""
+    path = model_path()
+    ids = np.load(data_path("smollm2/calibration_ids.npy"))[:1, :512].astype(np.int32)
+    np.save(tmp_path / "ids.npy", ids)
+    out = tmp_path / "s.acts"
+    report = json.loads(collect(path, "-o", out, "--ids", tmp_path / "ids.npy", "--samples", 1, "--seqlen", 512, "--json").stdout)
+    model = llama_from_gguf(path)
+    loss, activations, gradients = fisher_pass(model, tap_keys_and_values(model), ids[0])
+    assert report["nll"] == pytest.approx(loss, rel=1e-5)
+    worst = 0.0
+    for layer in range(0, 30, 8):
+        ours = collected(out, 0, layer)
+        for i, name in enumerate(("key", "value")):
+            wanted = activations[2 * layer + i].numpy().reshape(ours[name].shape)
+            assert_close(ours[name], wanted, f"layer {layer} {name}")
+            fisher = (gradients[2 * layer + i].double().numpy().reshape(ours[name].shape) * 511) ** 2
+            found = ours[name + "_grad"].astype(float) ** 2
+            worst = max(worst, np.abs(found - fisher).sum() / fisher.sum())
+    print(f"SmolLM2: relative difference of Fisher mass {worst:.2g}")
+    assert worst < 1e-3  # 30 layers of float rounding; a wrong definition is off by far more
+
+
+def test_recompute_and_threads_do_not_change_the_bytes(tiny):
+    path, _, _, folder = tiny
+    common = ["--ids", folder / "ids.npy", "--samples", 3, "--seqlen", 96]
+    collect(path, "-o", folder / "a.acts", *common, "--recompute", "off", "--threads", 1)
+    for name, more in {"b": ["--recompute", "on"], "c": ["--threads", 3], "d": []}.items():
+        collect(path, "-o", folder / f"{name}.acts", *common, *more)
+        assert contents(folder / "a.acts") == contents(folder / f"{name}.acts"), name
+
+
+def test_no_fisher_and_bf16(tiny):
+    path, _, _, folder = tiny
+    common = ["--ids", folder / "ids.npy", "--samples", 2, "--seqlen", 96]
+    collect(path, "-o", folder / "f32.acts", *common)
+    collect(path, "-o", folder / "plain.acts", *common, "--no-fisher")
+    collect(path, "-o", folder / "half.acts", *common, "--acts-dtype", "bf16")
+    for layer in range(3):
+        full, plain = collected(folder / "f32.acts", 1, layer), collected(folder / "plain.acts", 1, layer)
+        half = collected(folder / "half.acts", 1, layer)
+        assert set(plain) == {"key", "value"}
+        assert np.array_equal(plain["key"], full["key"]) and np.array_equal(plain["value"], full["value"])
+        for name, stored in half.items():
+            assert stored.dtype == np.uint16
+            wanted = torch.from_numpy(full[name]).bfloat16().view(torch.uint16).numpy()
+            assert np.array_equal(stored, wanted), name
+    assert json.loads((folder / "plain.acts/manifest.json").read_text())["settings"]["fisher"] is False
+
+
+def test_manifest_says_what_the_activations_hold(tiny):
+    import hashlib
+    path, _, ids, folder = tiny
+    collect(path, "-o", folder / "a.acts", "--ids", folder / "ids.npy", "--samples", 2, "--seqlen", 96, "--seed", 5)
+    settings = json.loads((folder / "a.acts/manifest.json").read_text())["settings"]
+    assert settings["samples"] == 2 and settings["seqlen"] == 96 and settings["seed"] == 5
+    assert settings["text_flavour"] == "ids"
+    assert settings["text_sha256"] == hashlib.sha256((folder / "ids.npy").read_bytes()).hexdigest()
+    assert settings["sample_sha256"] == [hashlib.sha256(row.tobytes()).hexdigest() for row in ids[:2]]
+    assert settings["model"]["weights_sha256"] == hashlib.sha256((path / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_F45_killed_run_resumes_to_the_same_bytes(tiny):
+    """kill -9 at several moments, with a damaged shard besides; --resume gives what an undisturbed run gives."""
+    path, _, _, folder = tiny
+    random_ids(folder / "many.npy", 12, 256)
+    arguments = [path, "--ids", folder / "many.npy", "--samples", 12, "--seqlen", 256]
+    collect(*arguments, "-o", folder / "whole.acts")
+    out = folder / "killed.acts"
+    kills = 0
+    for wanted in (1, 5, 17):
+        process = subprocess.Popen([str(COLLECT), *map(str, arguments), "-o", str(out), "--resume"],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(list(out.glob("s*/l*.h5"))) < wanted:
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        process.wait()
+    assert kills > 0, "no run was alive long enough to be killed"
+    shards = sorted(out.glob("s*/l*.h5"))
+    assert len(shards) < 36
+    shards[0].write_bytes(shards[0].read_bytes()[:-7])
+    resumed = collect(*arguments, "-o", out, "--resume")
+    assert shards[0].name in resumed.stderr  # the damaged one is named
+    assert contents(out) == contents(folder / "whole.acts")
+
+
+def test_interrupt_keeps_what_is_done_and_says_how_to_go_on(tiny):
+    path, _, _, folder = tiny
+    random_ids(folder / "many.npy", 40, 512)
+    out = folder / "stopped.acts"
+    process = subprocess.Popen([str(COLLECT), str(path), "-o", str(out), "--ids", str(folder / "many.npy"), "--samples", "40",
+                                "--seqlen", "512"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(out.glob("s*/l*.h5")):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in stderr
+    assert list(out.glob("s*/l*.h5"))
+
+
+def test_F47_resume_under_other_settings_is_refused(tiny):
+    path, _, _, folder = tiny
+    common = [path, "-o", folder / "a.acts", "--ids", folder / "ids.npy", "--samples", 2]
+    collect(*common, "--seqlen", 96)
+    refused = collect(*common, "--seqlen", 64, "--resume", code=3)
+    assert "seqlen: 96 there, 64 now" in refused.stderr and "--force" in refused.stderr
+    collect(*common, "--seqlen", 64, "--force")
+    assert json.loads((folder / "a.acts/manifest.json").read_text())["settings"]["seqlen"] == 64
+
+
+def poison(folder, name, row, changes=None):
+    """A tiny model with NaN in one row of one weight."""
+    model = tiny_llama(folder, **(changes or {}))
+    with torch.no_grad():
+        model.get_parameter(name)[row] = float("nan")
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("weight,row,place", [
+    ("model.layers.1.self_attn.k_proj.weight", 5, "layer 1 key"),
+    ("model.layers.2.self_attn.v_proj.weight", 3, "layer 2 value"),
+    ("model.layers.0.mlp.down_proj.weight", 7, "layer 0 output"),
+    ("model.layers.1.self_attn.q_proj.weight", 2, "layer 1 output")])
+def test_F36_nan_in_a_weight_is_named(tmp_path, weight, row, place):
+    poison(tmp_path / "model", weight, row)
+    random_ids(tmp_path / "ids.npy", 2, 64)
+    error = collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen",
+                    64, code=1).stderr
+    assert place in error and "sample 0" in error and "token 0" in error and f"{weight} row {row}" in error
+
+
+def test_F36_skip_leaves_the_sample_out(tmp_path):
+    """Only samples with token 200 meet the NaN: the others are kept, and a later run knows."""
+    poison(tmp_path / "model", "model.embed_tokens.weight", 200, dict(tie_word_embeddings=False))
+    ids = random_ids(tmp_path / "ids.npy", 4, 64, vocab=200)
+    ids[1, 30] = 200
+    np.save(tmp_path / "ids.npy", ids)
+    common = [tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 4, "--seqlen", 64]
+    error = collect(*common, code=1).stderr
+    assert "sample 1" in error and "token 30" in error
+    assert len(list((tmp_path / "a.acts/s0000").glob("*.h5"))) == 3  # what was good before is kept
+    report = json.loads(collect(*common, "--resume", "--on-nonfinite", "skip", "--json").stdout)
+    assert report["samples"] == 3 and len(report["left_out"]) == 1 and "sample 1" in report["left_out"][0]
+    manifest = json.loads((tmp_path / "a.acts/manifest.json").read_text())
+    assert manifest["complete"] and [s["sample"] for s in manifest["left_out"]] == [1]
+    before = contents(tmp_path / "a.acts")
+    collect(*common, "--resume", "--on-nonfinite", "skip")
+    assert contents(tmp_path / "a.acts") == before
+
+
+def test_every_sample_left_out_is_an_error(tmp_path):
+    poison(tmp_path / "model", "model.layers.0.mlp.up_proj.weight", 0)
+    random_ids(tmp_path / "ids.npy", 2, 64)
+    error = collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen",
+                    64, "--on-nonfinite", "skip", code=1).stderr
+    assert "every sample was left out" in error
+
+
+def test_F19_too_short_a_text(tiny):
+    path, _, _, folder = tiny
+    np.save(folder / "flat.npy", np.arange(100, dtype=np.int32))
+    error = collect(path, "-o", folder / "a.acts", "--ids", folder / "flat.npy", "--seqlen", 128, code=3).stderr
+    assert "needs >= 128 tokens, has 100" in error and not (folder / "a.acts").exists()
+    collect(path, "-o", folder / "a.acts", "--ids", folder / "flat.npy", "--seqlen", 100)  # exactly one sample
+    assert json.loads((folder / "a.acts/manifest.json").read_text())["settings"]["samples"] == 1
+
+
+def test_F67_memory_is_estimated_before_the_run(tiny):
+    path, _, _, folder = tiny
+    np.save(folder / "long.npy", np.zeros(200_001, np.int32))
+    common = [path, "-o", folder / "a.acts", "--ids", folder / "long.npy", "--samples", 1, "--seqlen", 200_000]
+    error = collect(*common, "--max-memory", "64MiB", code=4).stderr
+    assert "64.0 MiB" in error and "--seqlen" in error and not (folder / "a.acts").exists()
+    plan = json.loads(collect(*common, "--dry-run", "--json").stdout)
+    assert plan["tokens"] == 200_000 and plan["disk_bytes"] > 200_000 * 3 * 2 * 32 * 4 * 4
+    assert not (folder / "a.acts").exists()
+
+
+def test_dry_run_estimate_holds(tiny):
+    """The estimate is at least what a run takes, and recompute lowers both."""
+    path, _, _, folder = tiny
+    model = tiny_llama(folder / "wide", hidden_size=256, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=8,
+                       num_key_value_heads=4, head_dim=32)
+    random_ids(folder / "one.npy", 1, 2048)
+    peaks = {}
+    for recompute in ("off", "on"):
+        arguments = [folder / "wide", "-o", folder / f"{recompute}.acts", "--ids", folder / "one.npy", "--samples", 1,
+                     "--recompute", recompute]
+        plan = json.loads(collect(*arguments, "--dry-run", "--json").stdout)
+        process = subprocess.Popen([str(COLLECT), *map(str, arguments), "--quiet"])
+        _, status, usage = os.wait4(process.pid, 0)
+        assert status == 0
+        peaks[recompute] = usage.ru_maxrss * 1024
+        assert 0.5 * plan["peak_memory_bytes"] < peaks[recompute] < 1.05 * plan["peak_memory_bytes"], (recompute, plan, peaks)
+    assert peaks["on"] < peaks["off"]
+
+
+def test_self_samples_are_deterministic_and_kept(tiny):
+    path, _, _, folder = tiny
+    common = [path, "--dataset", "self", "--samples", 2, "--seqlen", 48]
+    collect(*common, "-o", folder / "a.acts", "--seed", 3)
+    collect(*common, "-o", folder / "b.acts", "--seed", 3, "--threads", 1)
+    collect(*common, "-o", folder / "c.acts", "--seed", 4)
+    ids = {name: np.load(folder / f"{name}.acts/self_ids.npy") for name in "abc"}
+    assert ids["a"].shape == (2, 48) and np.array_equal(ids["a"], ids["b"]) and not np.array_equal(ids["a"], ids["c"])
+    assert contents(folder / "a.acts") == contents(folder / "b.acts")
+    settings = json.loads((folder / "a.acts/manifest.json").read_text())["settings"]
+    assert settings["text_flavour"] == "self"
+    assert (ids["a"][:, 0] == 1).all()  # begins with the BOS of the configuration
+    next(iter((folder / "a.acts").glob("s0001/*.h5"))).unlink()
+    collect(*common, "-o", folder / "a.acts", "--seed", 3, "--resume")
+    assert contents(folder / "a.acts") == contents(folder / "b.acts")
+
+
+def test_self_samples_follow_the_models_distribution(tmp_path):
+    """A model of one token's memory: frequencies after a token against softmax of its logits."""
+    model = tiny_llama(tmp_path / "model", num_hidden_layers=1, vocab_size=8, initializer_range=0.4, bos_token_id=1, eos_token_id=2,
+                       pad_token_id=None)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.o_proj.weight.zero_()
+    model.save_pretrained(tmp_path / "model")
+    collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--dataset", "self", "--samples", 64, "--seqlen", 256, "--no-fisher")
+    ids = np.load(tmp_path / "a.acts/self_ids.npy")
+    with torch.no_grad():
+        logits = model(torch.arange(8)[:, None]).logits[:, 0]
+    expected = torch.softmax(logits, -1).numpy()
+    counts = np.zeros((8, 8))
+    np.add.at(counts, (ids[:, :-1].ravel(), ids[:, 1:].ravel()), 1)
+    for token in range(8):
+        n = counts[token].sum()
+        if n < 200:
+            continue
+        error = np.abs(counts[token] / n - expected[token])
+        assert (error < 5 * np.sqrt(expected[token] * (1 - expected[token]) / n) + 1e-3).all()
+    assert (counts.sum(1) >= 200).sum() >= 3
+
+
+def test_F53_json_alone_on_stdout(tiny):
+    path, _, _, folder = tiny
+    done = collect(path, "-o", folder / "a.acts", "--ids", folder / "ids.npy", "--samples", 2, "--seqlen", 96, "--json")
+    assert json.loads(done.stdout)["samples"] == 2
+
+
+def test_wrong_usage(tiny):
+    path, _, _, folder = tiny
+    for arguments in (["--recompute", "maybe"], ["--samples", 0], ["--device", "cuda"], ["--dataset", "self", "--text", "x"],
+                      ["--dtype", "f16"], ["--max-memory", "lots"]):
+        collect(path, "-o", folder / "a.acts", "--seqlen", 96, *arguments, code=2)
+        assert not (folder / "a.acts").exists()
