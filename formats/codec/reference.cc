@@ -51,23 +51,38 @@ void encode(const TokenQuantiser& q, std::span<const float> x, EncodedToken& out
   }
 }
 
-void decode(const ChannelQuantiser& q, const EncodedToken& in, std::span<float> out) {
-  check_row(out.size(), q.heads, q.dim, "decode");
-  check_row(in.codes.size(), q.heads, q.dim, "decode");
-  for (int i = 0; i < q.heads * q.dim; ++i) {
-    out[i] = decode_element(q.table.head(i / q.dim)[in.codes[i]], q.scale[i], q.zero[i]);
+namespace {
+
+/// out = decode of every code; `scale` and `zero` step by `step` (0: one for all).
+void decode_row(const LevelTable& table, int heads, int dim, const EncodedToken& in, const float* scale,
+                const float* zero, int step, std::span<float> out) {
+  check_row(out.size(), heads, dim, "decoded");
+  check_row(in.codes.size(), heads, dim, "encoded");
+  const auto refuse = [](const char* what, int found, int most) {
+    throw Error(ErrorKind::failed, "encoded token", what + std::to_string(found), "at most " + std::to_string(most));
+  };
+  for (int i = 0; i < heads * dim; ++i) {
+    const int h = i / dim;
+    if (in.codes[i] >= table.count(h)) refuse("code ", in.codes[i], table.count(h) - 1);
+    out[i] = decode_element(table.head(h)[in.codes[i]], scale[i * step], zero[i * step]);
   }
-  for (const SparseEntry& entry : in.sparse) out[entry.column] = half_to_float(entry.value);
+  for (const SparseEntry& entry : in.sparse) {
+    if (entry.column >= heads * dim) refuse("outlier at column ", entry.column, heads * dim - 1);
+    out[entry.column] = half_to_float(entry.value);
+  }
+}
+
+}  // namespace
+
+void decode(const ChannelQuantiser& q, const EncodedToken& in, std::span<float> out) {
+  check_quantiser(q, "decode");
+  decode_row(q.table, q.heads, q.dim, in, q.scale.data(), q.zero.data(), 1, out);
 }
 
 void decode(const TokenQuantiser& q, const EncodedToken& in, std::span<float> out) {
-  check_row(out.size(), q.heads, q.dim, "decode");
-  check_row(in.codes.size(), q.heads, q.dim, "decode");
+  check_quantiser(q, "decode");
   const float scale = half_to_float(in.range.scale), zero = half_to_float(in.range.zero);
-  for (int i = 0; i < q.heads * q.dim; ++i) {
-    out[i] = decode_element(q.table.head(i / q.dim)[in.codes[i]], scale, zero);
-  }
-  for (const SparseEntry& entry : in.sparse) out[entry.column] = half_to_float(entry.value);
+  decode_row(q.table, q.heads, q.dim, in, &scale, &zero, 0, out);
 }
 
 void round_to_record(std::span<const float> x, std::span<float> out, const std::string& place) {

@@ -183,6 +183,18 @@ TEST(Codec, RoundTripNamesTheFirstBadTokenForAnyThreads) {
   }
 }
 
+TEST(Codec, DecodeRefusesCodesAndColumnsThatDoNotExist) {
+  const TokenQuantiser q{1, 4, table_of({integer_levels(2)}), 0};
+  EncodedToken token;
+  encode(q, std::vector<float>{-3, -1, 1, 3}, token);
+  std::vector<float> back(4);
+  token.codes[2] = 4;
+  EXPECT_THROW(decode(q, token, back), Error);
+  token.codes[2] = 3;
+  token.sparse.push_back({4, 0});
+  EXPECT_THROW(decode(q, token, back), Error);
+}
+
 TEST(Codec, ShapesThatDisagreeAreRefused) {
   ChannelQuantiser q = unit_channels(integer_levels(2), 4);
   std::vector<float> out(8);
