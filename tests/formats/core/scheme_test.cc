@@ -7,6 +7,7 @@
 #include <rapidcheck.h>
 
 #include <nlohmann/json.hpp>
+#include <ostream>
 
 #include "formats/core/error.h"
 
@@ -110,6 +111,8 @@ struct Refused {
   const char* text;
   const char* message;  ///< a part of it
 };
+
+void PrintTo(const Refused& refused, std::ostream* out) { *out << refused.text; }  // the test's name in ctest
 
 class RefusedScheme : public ::testing::TestWithParam<Refused> {};
 
