@@ -34,6 +34,11 @@ KVCC_HD inline float bits_float(uint32_t bits) {
 
 /// binary16 to binary32, exact.
 KVCC_HD inline float half_to_float(uint16_t h) {
+#if defined(__CUDA_ARCH__)
+  float x;  // one instruction, and exact as well
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+  return x;
+#else
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
   const uint32_t exponent = (h >> 10) & 0x1fu;
   uint32_t mantissa = h & 0x3ffu;
@@ -46,6 +51,7 @@ KVCC_HD inline float half_to_float(uint16_t h) {
     ++shift;
   }
   return bits_float(sign | ((113u - shift) << 23) | ((mantissa & 0x3ffu) << 13));
+#endif
 }
 
 /// binary32 to binary16. |x| >= 65520 gives infinity.
@@ -54,6 +60,11 @@ KVCC_HD inline uint16_t float_to_half(float x) {
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
+#if defined(__CUDA_ARCH__)
+  uint16_t h;  // rounds as below
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+  return h;
+#else
   if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
   if (magnitude >= 0x38800000u) {  // normal
     const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
@@ -66,6 +77,7 @@ KVCC_HD inline uint16_t float_to_half(float x) {
   const uint32_t rest = mantissa & ((1u << shift) - 1u);
   const uint32_t half = 1u << (shift - 1u);
   return static_cast<uint16_t>(sign | (kept + ((rest > half || (rest == half && (kept & 1u))) ? 1u : 0u)));
+#endif
 }
 
 KVCC_HD inline float bfloat16_to_float(uint16_t b) { return bits_float(static_cast<uint32_t>(b) << 16); }

@@ -14,18 +14,18 @@ constexpr uint32_t kPageTokens = 64;  ///< P: tokens of a page, all heads of one
 constexpr uint32_t kPageAlign = 128;  ///< a page starts and ends at a multiple of this many bytes
 
 /// One outlier, kept exactly. Entries of a token ascend by column.
-struct SparseRecord {
+struct alignas(4) SparseRecord {
   uint16_t column;  ///< head * head_dim + channel
   uint16_t value;   ///< fp16
 };
-static_assert(sizeof(SparseRecord) == 4 && alignof(SparseRecord) == 2);
+static_assert(sizeof(SparseRecord) == 4 && alignof(SparseRecord) == 4);
 
 /// Online scale and zero-point of one token, over all its heads.
-struct RangeRecord {
+struct alignas(4) RangeRecord {
   uint16_t scale;  ///< fp16, > 0
   uint16_t zero;   ///< fp16
 };
-static_assert(sizeof(RangeRecord) == 4 && alignof(RangeRecord) == 2);
+static_assert(sizeof(RangeRecord) == 4 && alignof(RangeRecord) == 4);
 
 /// Which sparse part a page has.
 enum class Sparse : uint32_t {
