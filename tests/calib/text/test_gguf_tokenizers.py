@@ -1,5 +1,7 @@
 """Tokenizers inside GGUF files written on the spot: every tokenizer.ggml.pre that kvcc knows, against the pre-tokenizer that
 the models of that name publish; F12."""
+import functools
+import json
 import os
 import pathlib
 import sys
@@ -28,6 +30,11 @@ PRE = {"smollm": SMOLLM, "starcoder": SMOLLM, "refact": SMOLLM, "command-r": SMO
        "qwen2": split(LLAMA3.replace("{1,3}", "")), "deepseek-r1-qwen": split(LLAMA3.replace("{1,3}", ""))}
 
 
+@functools.lru_cache
+def plain():
+    return trained(GPT2)
+
+
 def trained(pre, **options):
     oracle = Tokenizer(models.BPE(**options))
     oracle.pre_tokenizer = pre
@@ -39,7 +46,6 @@ def trained(pre, **options):
 
 
 def write(path, oracle, pre, model="gpt2", keys=lambda w: None, types=None):
-    import json
     spec = json.loads(oracle.to_str())
     tokens = sorted(oracle.get_vocab(with_added_tokens=True), key=oracle.get_vocab().get)
     kinds = {a["content"]: 3 if a["special"] else 4 for a in spec["added_tokens"]}
@@ -68,7 +74,7 @@ def test_known_pre_tokenizers(tmp_path, pre):
 
 @pytest.mark.parametrize("pre", ["nonsense", "", None, "default", "llama", "smollm starcoder", " "])
 def test_F12_unknown_pre_tokenizer_stops(tmp_path, pre):
-    message = refusal(write(tmp_path / "m.gguf", trained(GPT2), pre))
+    message = refusal(write(tmp_path / "m.gguf", plain(), pre))
     assert "tokenizer.ggml.pre" in message and "--ids FILE" in message and "smollm" in message and "llama-bpe" in message
     if pre:
         assert f'"{pre}"' in message
@@ -76,12 +82,12 @@ def test_F12_unknown_pre_tokenizer_stops(tmp_path, pre):
 
 def test_F12_other_models_of_tokenizer(tmp_path):
     for model in ("llama", "bert", "t5", ""):
-        message = refusal(write(tmp_path / f"{model}.gguf", trained(GPT2), "gpt-2", model=model))
+        message = refusal(write(tmp_path / f"{model}.gguf", plain(), "gpt-2", model=model))
         assert f'tokenizer.ggml.model "{model}"' in message and "--ids FILE" in message
 
 
 def test_bos_policy(tmp_path):
-    oracle = trained(GPT2)
+    oracle = plain()
     bos = str(oracle.token_to_id("<|bos|>"))
 
     def describe(pre, keys=lambda w: None):
@@ -94,5 +100,5 @@ def test_bos_policy(tmp_path):
 
 
 def test_lists_that_do_not_fit(tmp_path):
-    oracle = trained(GPT2)
+    oracle = plain()
     assert "token types" in refusal(write(tmp_path / "a.gguf", oracle, "gpt-2", types=[1, 1, 1]))
