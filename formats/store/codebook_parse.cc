@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -21,6 +22,7 @@ class Parser {
 
   ParsedCodebook parse() {
     const std::string format = text("/", "format");
+    stated_sha256_ = text("/", "content_sha256");
     if (format != "kvcc-codebook") {
       problem("/", fmt::format("format is '{}'", format), "'kvcc-codebook'");
       return stop();
@@ -33,9 +35,10 @@ class Parser {
     const CacheShape& shape = out_.codebook.model.shape;
     parse_tensor("/key", out_.codebook.scheme.key, shape.head_dim, out_.codebook.key);
     parse_tensor("/value", out_.codebook.scheme.value, shape.value_head_dim, out_.codebook.value);
-    check_checksum();
     collect_extras();
-    if (out_.problems.empty()) check_codebook_values(out_.codebook, out_.problems);
+    const bool right_structure = out_.problems.empty();
+    check_checksum();
+    if (right_structure) check_codebook_values(out_.codebook, out_.problems);
     return std::move(out_);
   }
 
@@ -145,6 +148,7 @@ class Parser {
       } else {
         problem(kModel, "attribute rope_theta is no float", "an f64");
       }
+      if (!std::isfinite(model.rope.theta)) problem(kModel, "attribute rope_theta is not finite");
     }
     model.rope.kind = text(kModel, "rope_kind");
     if (model.rope.kind != "half-split" && model.rope.kind != "interleaved") {
@@ -281,16 +285,17 @@ class Parser {
   }
 
   void check_checksum() {
-    const std::string stated = text("/", "content_sha256");
     const std::string actual = content_sha256(tree_);
     out_.codebook.content_sha256 = actual;
-    if (!stated.empty() && stated != actual) {
-      problem("/", fmt::format("content_sha256 is {}", stated), fmt::format("{}, of what the file holds", actual));
+    if (!stated_sha256_.empty() && stated_sha256_ != actual) {
+      problem("/", fmt::format("content_sha256 is {}", stated_sha256_),
+              fmt::format("{}, of what the file holds", actual));
     }
   }
 
   const Tree& tree_;
   ParsedCodebook out_;
+  std::string stated_sha256_;
   std::set<std::string> known_datasets_;
   std::set<std::pair<std::string, std::string>> known_attributes_;
 };

@@ -71,6 +71,13 @@ def test_checksum_is_the_specs(artifact):
     assert content_sha256(path) == stated
 
 
+def test_f41_other_processes_write_the_same_bytes(artifact):
+    path, _, scheme = artifact
+    again = path.with_name("again.kvcb")
+    make("codebook", again, scheme)
+    assert again.read_bytes() == path.read_bytes()
+
+
 def test_container_rules(artifact):
     path, _, _ = artifact
     with h5py.File(path) as file:
