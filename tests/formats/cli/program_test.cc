@@ -76,8 +76,7 @@ TEST(Program, CliParserCodesBecomeTwo) {
                                                     {"--threads", "many"},
                                                     {"--threads", "-3"},
                                                     {"--device", "tpu"},
-                                                    {"--file"},
-                                                    {"--json", "--json=5"}}) {
+                                                    {"--file"}}) {
     const Outcome outcome = run_program(arguments, kAll, body);
     EXPECT_EQ(outcome.code, 2) << arguments[0];
     EXPECT_THAT(outcome.err, HasSubstr("kvcc test: error: ")) << arguments[0];

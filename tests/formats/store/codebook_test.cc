@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstring>
+#include <ctime>
 #include <limits>
 
 #include "formats/core/error.h"
@@ -156,9 +156,9 @@ TEST(Codebook, ReadsAThirtyLayerArtifactInMilliseconds) {
   const TemporaryFolder folder;
   Codebook codebook = made::codebook("kvcc-nuq4-1%-sink1", 30);
   write_codebook(folder / "a.kvcb", codebook);
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // processor time: other work on the machine must not fail the test
   read_codebook(folder / "a.kvcb");
-  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 0.1);
+  EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, 0.1);
 }
 
 }  // namespace
