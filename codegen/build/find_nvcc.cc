@@ -30,41 +30,6 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// nvcc of the wheels nvidia-cuda-nvcc and its parts, in a virtual environment; "" when it has none.
-std::string in_environment(const fs::path& venv) {
-  std::error_code error;
-  for (const auto& python : fs::directory_iterator(venv / "lib", error)) {
-    const fs::path path = python.path() / "site-packages/nvidia/cu13/bin/nvcc";
-    if (runs(path)) return path.string();
-  }
-  return "";
-}
-
-std::string find_path() {
-  std::istringstream folders(environment("PATH"));
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (!folder.empty() && runs(fs::path(folder) / "nvcc")) return (fs::path(folder) / "nvcc").string();
-  }
-  const std::string home = environment("CUDA_HOME");
-  for (const std::string& root : {home, std::string("/usr/local/cuda")}) {
-    if (!root.empty() && runs(fs::path(root) / "bin/nvcc")) return (fs::path(root) / "bin/nvcc").string();
-  }
-  std::vector<fs::path> venvs;
-  if (const std::string active = environment("VIRTUAL_ENV"); !active.empty()) venvs.emplace_back(active);
-  fs::path folder = program_folder();  // BUILD/libexec/kvcc in a checkout
-  for (int up = 0; up < 4; ++up) {
-    venvs.push_back(folder / ".venv");
-    folder = folder.parent_path();
-  }
-  for (const fs::path& venv : venvs) {
-    if (const std::string path = in_environment(venv); !path.empty()) return path;
-  }
-  throw Error(ErrorKind::failed, "nvcc", "not found in PATH, CUDA_HOME, /usr/local/cuda or the virtual environment",
-              "the CUDA 13 compiler",
-              "install it with: pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' "
-              "'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*', or use --emit-only");
-}
-
 std::string checked_output(const std::vector<std::string>& argv) {
   ProcessResult result = run_process(argv);
   if (result.status != 0) {
@@ -76,9 +41,40 @@ std::string checked_output(const std::vector<std::string>& argv) {
 
 }  // namespace
 
-Nvcc find_nvcc() {
+std::vector<std::string> nvcc_places() {
+  std::vector<std::string> places;
+  std::istringstream folders(environment("PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (!folder.empty()) places.push_back(folder + "/nvcc");
+  }
+  if (const std::string home = environment("CUDA_HOME"); !home.empty()) places.push_back(home + "/bin/nvcc");
+  places.push_back("/usr/local/cuda/bin/nvcc");
+  std::vector<fs::path> venvs;
+  if (const std::string active = environment("VIRTUAL_ENV"); !active.empty()) venvs.emplace_back(active);
+  fs::path folder = program_folder();  // BUILD/libexec/kvcc in a checkout
+  for (int up = 0; up < 4; ++up) {
+    venvs.push_back(folder / ".venv");
+    folder = folder.parent_path();
+  }
+  for (const fs::path& venv : venvs) {
+    std::error_code error;
+    for (const auto& python : fs::directory_iterator(venv / "lib", error)) {
+      places.push_back((python.path() / "site-packages/nvidia/cu13/bin/nvcc").string());
+    }
+  }
+  return places;
+}
+
+Nvcc find_nvcc(const std::vector<std::string>& places) {
   Nvcc nvcc;
-  nvcc.path = find_path();
+  const auto found = std::find_if(places.begin(), places.end(), runs);
+  if (found == places.end()) {
+    throw Error(ErrorKind::failed, "nvcc", "not found in PATH, CUDA_HOME, /usr/local/cuda or the virtual environment",
+                "the CUDA 13 compiler",
+                "install it with: pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' "
+                "'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*', or use --emit-only");
+  }
+  nvcc.path = *found;
   const std::string version = checked_output({nvcc.path, "--version"});
   std::smatch match;
   if (!std::regex_search(version, match, std::regex("V(\\d+\\.\\d+\\.\\d+)"))) {

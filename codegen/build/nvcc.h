@@ -16,9 +16,11 @@ struct Nvcc {
   std::vector<std::string> virtual_archs;  ///< as --list-gpu-arch prints them: "compute_75", …
 };
 
-/// Looks in PATH, CUDA_HOME, /usr/local/cuda and the nvidia/cu13 wheel of VIRTUAL_ENV or of a .venv beside the build
-/// tree. Throws Error(failed) that says what to install.
-Nvcc find_nvcc();
+/// Where nvcc may be, best first: the folders of PATH, CUDA_HOME, /usr/local/cuda, and the nvidia/cu13 wheel of
+/// VIRTUAL_ENV or of a .venv beside the build tree.
+std::vector<std::string> nvcc_places();
+/// The first of the places that is a program. Throws Error(failed) that says what to install.
+Nvcc find_nvcc(const std::vector<std::string>& places = nvcc_places());
 
 /// "sm_80,sm_90a" to its parts, sorted by number, each once. Throws Error(usage) for text that names no architecture.
 std::vector<std::string> parse_archs(const std::string& text);

@@ -9,6 +9,7 @@
 #include "codegen/build/ptxas_report.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
+#include "tests/formats/store/made.h"
 
 namespace kvcc::codegen {
 namespace {
@@ -65,6 +66,33 @@ TEST(F63_Archs, ListIsParsedSortedAndChecked) {
     EXPECT_THAT(error.what(), HasSubstr("sm_70, sm_99, which nvcc 13.0.88"));
     EXPECT_THAT(error.what(), HasSubstr("sm_75, sm_80, sm_90, sm_103"));
   }
+}
+
+TEST(Nvcc, FirstPlaceThatRunsIsAsked) {
+  const made::TemporaryFolder folder;
+  const std::string program = folder / "nvcc";
+  write_text_file(
+      program,
+      "#!/bin/sh\ncase $1 in --version) echo 'release 13.0, V13.0.88';; *) echo compute_75; echo compute_90;; "
+      "esac\n");
+  EXPECT_THROW(find_nvcc({folder / "nothing", program}), Error);  // not executable
+  std::filesystem::permissions(program, std::filesystem::perms::owner_all);
+  const Nvcc nvcc = find_nvcc({folder / "nothing", program, "/bin/false"});
+  EXPECT_EQ(nvcc.path, program);
+  EXPECT_EQ(nvcc.version, "13.0.88");
+  EXPECT_THAT(nvcc.virtual_archs, ElementsAre("compute_75", "compute_90"));
+}
+
+TEST(Nvcc, WithoutOneSaysWhatToInstall) {
+  try {
+    find_nvcc({"/nowhere/nvcc", "/"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_THAT(error.hint(), HasSubstr("pip install 'nvidia-cuda-nvcc==13.0.*'"));
+    EXPECT_THAT(error.hint(), HasSubstr("--emit-only"));
+  }
+  EXPECT_THROW(find_nvcc({"/bin/false"}), Error);  // runs, but is no nvcc
 }
 
 TEST(Arguments, AreThoseOfTheLaunchHeader) {
