@@ -16,8 +16,10 @@ namespace kvcc {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  /// Ids of `text`, added and special tokens recognised, no BOS. Invalid UTF-8 bytes become byte tokens; nothing throws
-  /// on content. `progress` (may be empty) gets bytes done, from time to time.
+  /// Ids of `text`, added and special tokens recognised, no BOS. Each invalid UTF-8 byte is a byte token by itself. A
+  /// byte for which the vocabulary has no token becomes the unknown token where tokenizer.json names one, else it is
+  /// left out (as PyPI tokenizers does; SmolLM2 has none for eight control and lead bytes and those never in UTF-8).
+  /// Nothing throws on content. `progress` (may be empty) gets bytes done, from time to time.
   virtual std::vector<int32_t> encode(std::string_view text,
                                       const std::function<void(size_t)>& progress = {}) const = 0;
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
