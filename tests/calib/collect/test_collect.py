@@ -265,12 +265,12 @@ def test_F67_memory_is_estimated_before_the_run(tiny):
 def test_dry_run_estimate_holds(tiny):
     """The estimate is at least what a run takes, and recompute lowers both."""
     path, _, _, folder = tiny
-    model = tiny_llama(folder / "wide", hidden_size=256, intermediate_size=1024, num_hidden_layers=12, num_attention_heads=8,
+    model = tiny_llama(folder / "wide", hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8,
                        num_key_value_heads=4, head_dim=32)
-    random_ids(folder / "one.npy", 1, 2048)
+    random_ids(folder / "one.npy", 1, 1024)
     peaks = {}
     for recompute in ("off", "on"):
-        arguments = [folder / "wide", "-o", folder / f"{recompute}.acts", "--ids", folder / "one.npy", "--samples", 1,
+        arguments = [folder / "wide", "-o", folder / f"{recompute}.acts", "--ids", folder / "one.npy", "--samples", 1, "--seqlen", 1024,
                      "--recompute", recompute]
         plan = json.loads(collect(*arguments, "--dry-run", "--json").stdout)
         process = subprocess.Popen([str(COLLECT), *map(str, arguments), "--quiet"])

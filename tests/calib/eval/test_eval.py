@@ -1,0 +1,228 @@
+"""kvcc eval against quantised caches simulated in numpy inside transformers, and its manners as a program."""
+import json
+import math
+import subprocess
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import oracle
+from support import BUILD, random_ids, tiny_llama
+
+PROGRAMS = BUILD / "libexec/kvcc"
+
+
+def run(verb, *arguments, code=0):
+    done = subprocess.run([str(PROGRAMS / f"kvcc-{verb}"), *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def evaluate(*arguments, **keywords):
+    return json.loads(run("eval", *arguments, "--json", **keywords).stdout)
+
+
+# Weights small enough that a flipped rounding does not grow into another answer.
+CALM = dict(initializer_range=0.12)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("eval")
+    model = tiny_llama(folder / "model", **CALM)
+    random_ids(folder / "calibration.npy", 4, 128)
+    return folder, model, random_ids(folder / "windows.npy", 3, 80, seed=1)
+
+
+def assert_row(row, expected):
+    """Tolerances: a value on the edge of two levels may fall on either side."""
+    nll, kl, agreement = (np.array(x) for x in zip(*expected))
+    assert row["nll"] == pytest.approx(nll.mean(), rel=2e-4)
+    assert row["perplexity"] == pytest.approx(math.exp(row["nll"]), rel=1e-12)
+    assert row["kl"] == pytest.approx(kl.mean(), rel=5e-3)
+    assert row["kl_se"] == pytest.approx(kl.std(ddof=1) / math.sqrt(len(kl)), rel=2e-2)
+    assert row["top1_agreement"] == pytest.approx(agreement.mean(), abs=0.01)
+    assert row["window_nll"] == pytest.approx(nll.tolist(), rel=5e-4)
+
+
+@pytest.mark.parametrize("bits", (4, 3, 2))
+def test_integer_baselines(tiny, bits):
+    folder, model, windows = tiny
+    levels = np.tile(oracle.integer_levels(bits), (2, 1))
+
+    def quantise(layer, kind, x):
+        return oracle.token(x, levels, 0)
+
+    expected, full_nll = [], []
+    for ids in windows:
+        full = oracle.simulate(model, ids)
+        full_nll.append(-full[np.arange(79), ids[1:]].mean())
+        scheme = oracle.simulate(model, ids, before=lambda l, kind, x: quantise(l, kind, x) if kind == "value" else x,
+                                 after=quantise)
+        expected.append(oracle.compare(full, scheme, ids))
+    document = evaluate(folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80, "--scheme", f"int{bits}")
+    fp, row = document["results"]
+    assert fp["scheme"] == "fp" and fp["effective_bits"] == 16
+    assert fp["nll"] == pytest.approx(np.mean(full_nll), rel=1e-5)
+    assert row["scheme"] == f"int{bits}" and row["mode"] == "full" and row["nominal_bits"] == bits
+    assert row["effective_bits"] == pytest.approx(bits + 32 / 64)  # fp16 scale and zero for 2 heads of 32
+    assert_row(row, expected)
+    difference = np.array([e[0] for e in expected]) - full_nll
+    assert row["dnll"] == pytest.approx(difference.mean(), rel=1e-2)
+    assert row["dnll_se"] == pytest.approx(difference.std(ddof=1) / math.sqrt(3), rel=3e-2)
+
+
+@pytest.fixture(scope="module")
+def artifacts(tiny):
+    folder, _, _ = tiny
+    run("collect", folder / "model", "-o", folder / "t.acts", "--ids", folder / "calibration.npy", "--samples", 4, "--seqlen", 128)
+    schemes = ["kvcc-nuq3-1%-sink1", "kvquant-nuq2", "kvcc-nuq4-1%",
+               "k=nuq3@prerope/channel,v=nuq2@token,sparse=2%,sink=2,residual=7,codebook=head,weight=f,"
+               "first-thresholds=in,first-kmeans=out"]
+    arguments = ["fit", folder / "t.acts", "-o", folder / "t"]
+    for scheme in schemes:
+        arguments += ["--scheme", scheme]
+    run(*arguments)
+    found = sorted(folder.glob("t.*.kvcb"))
+    assert len(found) == len(schemes)
+    return found
+
+
+def test_artifacts_drive_the_cache(tiny, artifacts):
+    """Everything the oracle uses comes out of the file with h5py."""
+    folder, model, windows = tiny
+    arguments = [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80]
+    for path in artifacts:
+        arguments += ["--codebook", path]
+    rows = {row["codebook"]: row for row in evaluate(*arguments)["results"][1:]}
+    assert len(rows) == len(artifacts)
+    for path in artifacts:
+        with h5py.File(path) as file:
+            text = file.attrs["scheme"]
+            text = text.decode() if isinstance(text, bytes) else text
+            part = dict(p.split("=", 1) for p in text.split(","))
+            key, value = ({name: item[()] for name, item in file[kind].items() if isinstance(item, h5py.Dataset)}
+                          for kind in ("key", "value"))
+        sparse = float(part["sparse"].rstrip("%")) / 100
+        sink, residual = int(part["sink"]), int(part["residual"])
+
+        def quantise(layer, kind, x):
+            levels = (key if kind == "key" else value)["codebook"][layer]
+            levels = levels[:, :1 << int((key if kind == "key" else value)["bits"][layer][0])]
+            if kind == "key":
+                lower = key["threshold_lower"][layer] if "threshold_lower" in key else None
+                upper = key["threshold_upper"][layer] if "threshold_upper" in key else None
+                out = oracle.channel(x, levels, key["scale"][layer], key["zero"][layer], lower, upper)
+            else:
+                out = oracle.token(x, levels, oracle.tail_of(sparse, 64))
+            out[:sink] = oracle.half(x[:sink])
+            if residual:
+                out[-residual:] = oracle.half(x[-residual:])
+            return out
+
+        expected = []
+        for ids in windows:
+            full = oracle.simulate(model, ids)
+            expected.append(oracle.compare(full, oracle.simulate(model, ids, before=quantise), ids))
+        row = rows[str(path)]
+        print(text, row["nll"], row["kl"])
+        assert_row(row, expected)
+        assert row["artifact_bytes"] == path.stat().st_size
+        assert row["effective_bits"] > row["nominal_bits"]
+
+
+def test_full_precision_cache_is_full_precision(tiny):
+    """No perplexity is lost where nothing is quantised; keys and values in fp16 lose next to nothing."""
+    folder, _, _ = tiny
+    document = evaluate(folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80, "--scheme", "fp", "--scheme",
+                        "int8", "--scheme", "int8")
+    assert [row["scheme"] for row in document["results"]] == ["fp", "int8"]  # each once
+    assert 0 < document["results"][1]["kl"] < 1e-3
+
+
+def test_threads_do_not_change_the_result(tiny, artifacts):
+    folder, _, _ = tiny
+    arguments = [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80, "--scheme", "int3", "--codebook", artifacts[0]]
+    assert evaluate(*arguments, "--threads", 1) == evaluate(*arguments, "--threads", 3)
+
+
+def test_F21_no_window_reads_another(tiny):
+    """A window's result does not depend on the windows beside it."""
+    folder, _, windows = tiny
+    both = evaluate(folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80, "--scheme", "int3")
+    for w, ids in enumerate(windows):
+        np.save(folder / "one.npy", ids)
+        one = evaluate(folder / "model", "--ids", folder / "one.npy", "--seqlen", 80, "--scheme", "int3")
+        for i in range(2):
+            assert one["results"][i]["window_nll"] == [both["results"][i]["window_nll"][w]]
+        assert one["results"][1]["kl_se"] is None and one["windows"] == 1  # no standard error of one window
+
+
+def test_document(tiny):
+    import hashlib
+    folder, _, _ = tiny
+    done = run("eval", folder / "model", "--ids", folder / "windows.npy", "--seqlen", 64, "--windows", 2, "--json")
+    document = json.loads(done.stdout)
+    assert next(iter(document)) == "schema_version"
+    assert document["windows"] == 2 and document["seqlen"] == 64 and document["model"] == str(folder / "model")
+    assert document["dataset"] == {"name": "windows.npy", "tokens": 240,
+                                   "sha256": hashlib.sha256((folder / "windows.npy").read_bytes()).hexdigest()}
+    table = run("eval", folder / "model", "--ids", folder / "windows.npy", "--seqlen", 64, "--windows", 2, "--scheme", "int4").stdout
+    assert table.splitlines()[0].split() == ["scheme", "bits", "effective", "perplexity", "dNLL", "KL", "top-1"]
+    assert [line.split()[0] for line in table.splitlines()[2:]] == ["fp", "int4"]
+
+
+def test_limit_on_perplexity(tiny):
+    folder, _, _ = tiny
+    common = [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80, "--scheme", "int4"]
+    value = evaluate(*common)["results"][1]["perplexity"]
+    evaluate(*common, "--max-ppl", value * 1.001)
+    done = run("eval", *common, "--max-ppl", value * 0.999, "--json", code=5)
+    assert json.loads(done.stdout)["results"] and "int4" in done.stderr and "--max-ppl" in done.stderr
+
+
+def test_artifact_of_another_geometry_is_refused(tiny, artifacts, tmp_path):
+    folder, _, _ = tiny
+    tiny_llama(tmp_path / "other", num_key_value_heads=4, num_hidden_layers=2)
+    error = run("eval", tmp_path / "other", "--ids", folder / "windows.npy", "--seqlen", 80, "--codebook", artifacts[0], code=3).stderr
+    assert "kv_heads: artifact 2, model 4" in error and "layers: artifact 3, model 2" in error and str(artifacts[0]) in error
+    tiny_llama(tmp_path / "theta", rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, **CALM)
+    error = run("eval", tmp_path / "theta", "--ids", folder / "windows.npy", "--seqlen", 80, "--codebook", artifacts[0], code=3).stderr
+    assert "rope theta: artifact 10000, model 5000" in error
+
+
+def test_artifact_of_other_weights_warns(tiny, artifacts, tmp_path):
+    folder, _, _ = tiny
+    tiny_llama(tmp_path / "finetuned", seed=9, **CALM)
+    common = ["--ids", folder / "windows.npy", "--seqlen", 80, "--codebook", artifacts[0]]
+    assert "other weights" in run("eval", tmp_path / "finetuned", *common).stderr
+    assert "other weights" not in run("eval", folder / "model", *common).stderr
+
+
+def test_nan_in_the_model_is_named(tmp_path):
+    model = tiny_llama(tmp_path / "model")
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate_proj.weight[4] = float("inf")
+    model.save_pretrained(tmp_path / "model")
+    random_ids(tmp_path / "ids.npy", 1, 64)
+    error = run("eval", tmp_path / "model", "--ids", tmp_path / "ids.npy", "--seqlen", 64, code=1).stderr
+    assert "model.layers.1.mlp.gate_proj.weight row 4" in error
+
+
+def test_self_text(tiny):
+    folder, _, _ = tiny
+    first = evaluate(folder / "model", "--dataset", "self", "--windows", 2, "--seqlen", 40)
+    assert first["dataset"]["name"] == "self" and first["windows"] == 2
+    assert first == evaluate(folder / "model", "--dataset", "self", "--windows", 2, "--seqlen", 40)
+
+
+def test_wrong_usage(tiny, artifacts):
+    folder, _, _ = tiny
+    common = [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80]
+    assert "kvcc calibrate" in run("eval", *common, "--scheme", "kvcc-nuq3-1%", code=2).stderr
+    for arguments in (["--mode", "pseudo-decode"], ["--scheme", "imt4"], ["--device", "cuda"], ["--text", "x"]):
+        run("eval", *common, *arguments, code=2)
+    run("eval", *common, "--codebook", folder / "none.kvcb", code=3)
+    assert "needs >= 500 tokens" in run("eval", *common[:3], "--seqlen", 500, code=3).stderr
