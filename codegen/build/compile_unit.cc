@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 
@@ -30,6 +31,8 @@ class BuildFolder {
       path_ = i == 0 ? base : fmt::format("{}.{}", base, i);
       if (mkdir(path_.c_str(), 0700) == 0) return;
       if (errno != EEXIST) break;
+      remove_if_abandoned();
+      if (mkdir(path_.c_str(), 0700) == 0) return;
     }
     throw Error(ErrorKind::resource, path_, std::strerror(errno), "a folder to compile in", "set TMPDIR");
   }
@@ -41,6 +44,13 @@ class BuildFolder {
   const std::string& path() const { return path_; }
 
  private:
+  /// A killed compile leaves its folder; no run of nvcc takes an hour.
+  void remove_if_abandoned() const {
+    std::error_code ignored;
+    const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path_, ignored);
+    if (!ignored && age > std::chrono::hours(1)) fs::remove_all(path_, ignored);
+  }
+
   std::string path_;
 };
 
