@@ -20,10 +20,10 @@ struct Entry {
   std::string family;  ///< "key_scores", …, "value_merge"
   std::string name;    ///< of the unit; that of the merge ends in "_merge"
   std::string symbol;
-  std::string body;       ///< C++ class of kernels/device
-  std::string params;     ///< C struct of formats/layout/launch.h
-  std::string grid_rule;  ///< C function of formats/layout/launch.h that computes the grid
-  int tokens_per_block = 0;  ///< tokens a block reads or writes at a time
+  std::string body;            ///< C++ class of kernels/device
+  std::string params;          ///< C struct of formats/layout/launch.h
+  std::string grid_rule;       ///< C function of formats/layout/launch.h that computes the grid
+  int tokens_per_block = 0;    ///< tokens a block reads or writes at a time
   std::string splits = "one";  ///< who divides the context among blocks: "host" (value_mix) or "one"
 };
 std::vector<Entry> entries_of(const KernelSpec& spec);
