@@ -1,5 +1,6 @@
 // How a kernel's text is run. A kernel is a body of phases between block barriers,
-//   struct Body { Params; kThreads; Shared; static int phases(params, block); static void phase(k, ..., thread, shared);
+//   struct Body { Params; kThreads; Shared; static int phases(params, block); static void phase(k, ..., thread,
+//   shared);
 //   }
 // with phases() equal for all threads of a block and nothing but `shared` kept from phase to phase. So the same text
 // runs on the device (barriers between phases) and on the host (plain loops, in any order of blocks and threads).
