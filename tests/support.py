@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# Programs run by tests share the machine with other tests: their threads sleep while they wait (as under `kvcc`).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 SOURCE = Path(os.environ.get("KVCC_SOURCE", Path(__file__).resolve().parents[1]))
 BUILD = Path(os.environ.get("KVCC_BUILD", SOURCE / "build"))
 KVCC = BUILD / "bin" / "kvcc"

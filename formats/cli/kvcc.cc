@@ -122,6 +122,9 @@ int exec_verb(const Verb& verb, const std::vector<std::string>& arguments) {
                       fmt::format("libtorch is not in {}", (prefix() / "lib" / "kvcc").string()), "",
                       "set KVCC_TORCH_LIB to the folder of libtorch_cpu.so");
   }
+  // Read by libgomp as it is loaded. Threads that spin while they wait double or treble the time on a machine that has
+  // other work; sleeping ones cost nothing measurable at the size of these operations. The user's own setting stays.
+  ::setenv("OMP_WAIT_POLICY", "passive", 0);
   const std::string path = program.string();
   std::vector<char*> argv = {const_cast<char*>(path.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
