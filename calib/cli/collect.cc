@@ -179,6 +179,10 @@ class Collection {
   }
 
   int collect(const kvcc::CollectPlan& plan) {
+    if (const int64_t most = files_.config.max_position; most > 0 && settings_.seqlen > most) {
+      spdlog::warn("{} tokens are more than the model was made for ({}); its own RoPE is used unchanged",
+                   settings_.seqlen, most);
+    }
     spdlog::info("{} samples of {} tokens from {}; about {} of disk, {} of memory{}", settings_.samples,
                  settings_.seqlen, settings_.text_name, kvcc::human_bytes(plan.disk_bytes),
                  kvcc::human_bytes(plan.peak_bytes), plan.recompute ? ", layers are run twice" : "");

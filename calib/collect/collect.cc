@@ -44,8 +44,8 @@ uint64_t peak_bytes(const ModelFiles& files, const ActivationsSettings& s, bool 
   const uint64_t logits = 3ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
   const uint64_t shard = activations_bytes(s) / (s.samples * c.layers);
   const uint64_t kept = !s.fisher ? layer : recompute ? inputs + layer : layer * c.layers;
-  // A tenth more for what the allocator can't reuse.
-  return kProgram + weights + kept + kept / 10 + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
+  // A quarter more for what the allocator can't reuse (measured on SmolLM2: 3.4 GiB at 2,048 tokens).
+  return kProgram + weights + kept + kept / 4 + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
 }
 
 std::vector<float> values(const at::Tensor& x) {

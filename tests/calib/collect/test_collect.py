@@ -1,8 +1,8 @@
 """kvcc collect against transformers' autograd, and what happens when it is stopped, killed or fed NaN."""
 import json
-import os
 import signal
 import subprocess
+import sys
 import time
 
 import h5py
@@ -262,6 +262,13 @@ def test_F67_memory_is_estimated_before_the_run(tiny):
     assert not (folder / "a.acts").exists()
 
 
+def peak_bytes(*command):
+    """Started from a small process: a child's peak counts that of the process it was forked from."""
+    script = ("import os, subprocess, sys; p = subprocess.Popen(sys.argv[1:]); _, status, usage = os.wait4(p.pid, 0); "
+              "print(usage.ru_maxrss * 1024); sys.exit(status != 0)")
+    return int(subprocess.run([sys.executable, "-c", script, *map(str, command)], capture_output=True, text=True, check=True).stdout)
+
+
 def test_dry_run_estimate_holds(tiny):
     """The estimate is at least what a run takes, and recompute lowers both."""
     path, _, _, folder = tiny
@@ -273,10 +280,7 @@ def test_dry_run_estimate_holds(tiny):
         arguments = [folder / "wide", "-o", folder / f"{recompute}.acts", "--ids", folder / "one.npy", "--samples", 1, "--seqlen", 1024,
                      "--recompute", recompute]
         plan = json.loads(collect(*arguments, "--dry-run", "--json").stdout)
-        process = subprocess.Popen([str(COLLECT), *map(str, arguments), "--quiet"])
-        _, status, usage = os.wait4(process.pid, 0)
-        assert status == 0
-        peaks[recompute] = usage.ru_maxrss * 1024
+        peaks[recompute] = peak_bytes(COLLECT, *arguments, "--quiet")
         assert 0.5 * plan["peak_memory_bytes"] < peaks[recompute] < 1.05 * plan["peak_memory_bytes"], (recompute, plan, peaks)
     assert peaks["on"] < peaks["off"]
 
@@ -333,3 +337,12 @@ def test_wrong_usage(tiny):
                       ["--dtype", "f16"], ["--max-memory", "lots"]):
         collect(path, "-o", folder / "a.acts", "--seqlen", 96, *arguments, code=2)
         assert not (folder / "a.acts").exists()
+
+
+def test_F14_longer_than_the_model_keeps_its_own_rope(tmp_path):
+    """No scaling is put in silently: the keys of a long sample equal those of transformers' unscaled model, and it warns."""
+    model = tiny_llama(tmp_path / "model", max_position_embeddings=32)
+    ids = random_ids(tmp_path / "ids.npy", 1, 96)
+    done = collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 1, "--seqlen", 96)
+    assert "more than the model was made for (32)" in done.stderr
+    assert_equals_autograd(model, tmp_path / "a.acts", ids)
