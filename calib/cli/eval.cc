@@ -21,7 +21,7 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 struct Options {
-  std::string model, dataset, ids, bos = "auto", mode = "full", record = "fp16";
+  std::string model, dataset, ids, bos = "auto", mode = "full";
   std::vector<std::string> codebooks, schemes, text;
   int64_t windows = 8, seqlen = 2048, seed = 1, context = 32768, amortise = 1 << 20;
   double max_ppl = 0;
@@ -55,12 +55,6 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--mode", o.mode, "full: every key and value of the window is read back quantised")
       ->capture_default_str()
       ->check(CLI::IsMember({"full"}).description(""));
-  app.add_option(
-         "--record", o.record,
-         "Precision of outliers, sinks and online scales: fp16 (what a cache stores), or f32 (to compare with a "
-         "reference that keeps them so)")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"fp16", "f32"}).description(""));
   app.add_option("--max-ppl", o.max_ppl, "Exit with 5 when a scheme's perplexity is above this");
   app.add_option("--context", o.context, "Tokens in the cache for which effective bits are counted")
       ->capture_default_str();
@@ -95,13 +89,12 @@ class Evaluation {
     kvcc::EffectiveBitsQuery bits;
     bits.context = o_.context;
     bits.amortise = o_.amortise;
-    const kvcc::Record record = o_.record == "f32" ? kvcc::Record::single : kvcc::Record::half;
     std::optional<kvcc::cli::Progress> progress;
-    const kvcc::EvalReport report = kvcc::evaluate(files_, text.windows, subjects_, bits, record, common_.threads,
-                                                   [&](uint64_t done, uint64_t total) {
-                                                     if (!progress) progress.emplace("eval", total, common_.quiet);
-                                                     progress->set(done);
-                                                   });
+    const kvcc::EvalReport report =
+        kvcc::evaluate(files_, text.windows, subjects_, bits, common_.threads, [&](uint64_t done, uint64_t total) {
+          if (!progress) progress.emplace("eval", total, common_.quiet);
+          progress->set(done);
+        });
     progress.reset();
     if (common_.json) {
       print_json(text, report);
@@ -196,7 +189,6 @@ class Evaluation {
       row["top1_agreement"] = number(result.top1_agreement);
       row["key_outlier_fraction"] = number(result.key_outlier_fraction);
       row["mode"] = o_.mode;
-      row["record"] = o_.record;
     }
     row["window_nll"] = result.window_nll;
     return row;
