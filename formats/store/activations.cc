@@ -108,7 +108,7 @@ bool ActivationsWriter::try_resume(bool force) {
   left_out_ = std::move(manifest.left_out);
   drop_damaged();
   check_space();
-  write_manifest(false);
+  write_manifest(manifest.complete && dropped_.empty());  // a whole folder stays whole, and its file untouched
   return true;
 }
 

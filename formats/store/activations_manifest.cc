@@ -177,7 +177,8 @@ void write_activations_manifest(const std::string& folder, const ActivationsMani
     for (const auto& [sample, reason] : manifest.left_out) left_out.push_back({{"sample", sample}, {"reason", reason}});
     document["left_out"] = std::move(left_out);
   }
-  write_text_file(manifest_path(folder), document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+  write_if_different(manifest_path(folder),
+                     document.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
 }
 
 ActivationsManifest read_activations_manifest(const std::string& folder) {
