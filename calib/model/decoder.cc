@@ -79,9 +79,9 @@ at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& an
   const DecoderConfig& c = config();
   const int64_t batch = x.size(0), tokens = x.size(1);
   at::Tensor normed = norm(x, w.attention_norm);
-  at::Tensor query = linear(normed, w.query).view({batch, tokens, c.query_heads, c.head_dim});
-  at::Tensor key = linear(normed, w.key).view({batch, tokens, c.kv_heads, c.head_dim});
-  at::Tensor value = linear(normed, w.value).view({batch, tokens, c.kv_heads, c.head_dim});
+  at::Tensor query = project(normed, w.query).view({batch, tokens, c.query_heads, c.head_dim});
+  at::Tensor key = project(normed, w.key).view({batch, tokens, c.kv_heads, c.head_dim});
+  at::Tensor value = project(normed, w.value).view({batch, tokens, c.kv_heads, c.head_dim});
   normed.reset();
   if (tap != nullptr) tap->before_rope(index, key, value);
   query = rope_.rotate(query, angles);
@@ -108,12 +108,12 @@ at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& an
   at::Tensor mixed =
       at::scaled_dot_product_attention(query, key, value, {}, 0.0, causal, std::nullopt, c.query_heads != c.kv_heads);
   mixed = mixed.transpose(1, 2).reshape({batch, tokens, c.query_heads * c.head_dim});
-  const at::Tensor middle = x + linear(mixed, w.output);
+  const at::Tensor middle = x + project(mixed, w.output);
 
   normed = norm(middle, w.mlp_norm);
   switch (description_.mlp) {
     case MlpKind::swiglu:
-      return middle + linear(at::silu(linear(normed, w.gate)) * linear(normed, w.up), w.down);
+      return middle + project(at::silu(project(normed, w.gate)) * project(normed, w.up), w.down);
   }
   throw Error(ErrorKind::failed, "decoder", "MLP without code");
 }

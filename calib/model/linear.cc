@@ -47,7 +47,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const Linear& layer) {
+at::Tensor project(const at::Tensor& x, const Linear& layer) {
   const std::optional<at::Tensor> bias = layer.bias.defined() ? std::optional(layer.bias) : std::nullopt;
   if (!c10::GradMode::is_enabled() || !x.requires_grad()) return product(x, layer.weight, bias);
   return LinearFunction::apply(x, layer.weight, bias);

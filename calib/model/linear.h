@@ -11,7 +11,7 @@ struct Linear {
 };
 
 /// x [..., in] to [..., out], f32. Differentiable with respect to x.
-at::Tensor linear(const at::Tensor& x, const Linear& layer);
+at::Tensor project(const at::Tensor& x, const Linear& layer);
 
 /// x [rows, in] times weight^T without a gradient; weight may be a transposed view.
 at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& weight);
