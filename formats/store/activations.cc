@@ -62,6 +62,11 @@ bool is_activations_folder(const std::string& folder) {
 ActivationsWriter::ActivationsWriter(std::string folder, ActivationsSettings settings, bool resume, bool force)
     : folder_(std::move(folder)), settings_(std::move(settings)) {
   std::error_code error;
+  if (fs::exists(folder_, error) && !fs::is_directory(folder_, error)) {
+    throw bad_input(folder_, "is a file", "a folder for activations");
+  }
+  make_folder(folder_);
+  lock_ = std::make_unique<FolderLock>(folder_);  // before anything in it is looked at
   if (is_activations_folder(folder_)) {
     if (!resume && !force) {
       throw bad_input(folder_, "holds activations already", "",
@@ -69,12 +74,9 @@ ActivationsWriter::ActivationsWriter(std::string folder, ActivationsSettings set
     }
     if (resume && try_resume(force)) return;
     start_over();
-  } else if (fs::exists(folder_, error) && !fs::is_directory(folder_, error)) {
-    throw bad_input(folder_, "is a file", "a folder for activations");
-  } else if (fs::exists(folder_, error) && !fs::is_empty(folder_, error)) {
+  } else if (!fs::is_empty(folder_, error)) {
     throw bad_input(folder_, "is not empty and holds no activations", "a new or empty folder");
   }
-  make_folder(folder_);
   check_space();
   write_manifest(false);
 }

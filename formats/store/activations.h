@@ -3,17 +3,21 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "formats/core/model_info.h"
+#include "formats/store/folder_lock.h"
 
 namespace kvcc {
 
 /// Everything that decides the bytes of the activations; a resumed run must agree in all of it.
 struct ActivationsSettings {
   ModelInfo model;
+  /// The rest of the decoder's configuration, a JSON object (decoder_json); "" in folders made without a model.
+  std::string decoder_json;
   std::string tokenizer_sha256;
   std::string text_name, text_sha256, text_flavour;  ///< flavour: "raw", "tokens", "ids", "self"
   std::string bos = "off";
@@ -39,13 +43,13 @@ struct Shard {
 
 /// Writes shards; each is written beside its name, synced, renamed and then listed: in the journal beside the manifest
 /// (one line a shard, so that the cost of a shard does not grow with their number), which finish() folds into the
-/// manifest. One thread at a time.
+/// manifest. One thread at a time, and one writer a folder: it is locked while the writer lives.
 class ActivationsWriter {
  public:
   /// Makes the folder, or resumes it: `resume` allows an existing manifest with the same settings and throws
   /// Error(bad_input) with a field-by-field difference otherwise (unless `force`, which starts over). Shards that the
   /// manifest lists but whose size or hash differ are dropped, and named in `dropped`. The names of model and text are
-  /// for people and may differ.
+  /// for people and may differ. Throws Error(bad_input) when another writer has the folder.
   ActivationsWriter(std::string folder, ActivationsSettings settings, bool resume, bool force);
   bool has(int sample, int layer) const;
   /// `layer` counts the layers that have a cache, 0 to L - 1; the file is named by the model's number of it.
@@ -61,6 +65,7 @@ class ActivationsWriter {
  private:
   std::string folder_;
   ActivationsSettings settings_;
+  std::unique_ptr<FolderLock> lock_;
   std::map<std::pair<int, int>, ShardEntry> shards_;
   std::vector<std::string> dropped_;
   std::map<int, std::string> left_out_;

@@ -25,6 +25,8 @@ constexpr const char* kFormat = "kvcc-activations";
 ActivationsSettings settings_from_json(const ordered_json& document, const std::string& place) {
   ActivationsSettings settings;
   settings.model = model_from_json(json_member<ordered_json>(document, "model", place), place + ": model");
+  if (document.contains("decoder"))
+    settings.decoder_json = json_member<ordered_json>(document, "decoder", place).dump();
   settings.tokenizer_sha256 = json_member<std::string>(document, "tokenizer_sha256", place);
   settings.text_name = json_member<std::string>(document, "text_name", place);
   settings.text_sha256 = json_member<std::string>(document, "text_sha256", place);
@@ -77,6 +79,9 @@ void collect_differences(const std::string& name, const ordered_json& there, con
     for (const auto& [key, value] : there.items()) {
       collect_differences(name.empty() ? key : name + "." + key, value, now.value(key, ordered_json()), out);
     }
+    for (const auto& [key, value] : now.items()) {
+      if (!there.contains(key)) collect_differences(name.empty() ? key : name + "." + key, {}, value, out);
+    }
     return;
   }
   if (there.is_array() && now.is_array() && there.size() == now.size()) {
@@ -127,6 +132,7 @@ std::string shard_name(int sample, int layer_number) { return fmt::format("s{:04
 ordered_json settings_json(const ActivationsSettings& settings) {
   ordered_json document;
   document["model"] = to_json(settings.model);
+  if (!settings.decoder_json.empty()) document["decoder"] = ordered_json::parse(settings.decoder_json);
   document["tokenizer_sha256"] = settings.tokenizer_sha256;
   document["text_name"] = settings.text_name;
   document["text_sha256"] = settings.text_sha256;

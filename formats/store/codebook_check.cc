@@ -11,8 +11,6 @@ namespace kvcc {
 namespace {
 
 constexpr uint32_t kPadding = 0x7fc00000;  ///< bit pattern of codebook entries beyond 2^bits
-/// A level is a mean of normalised values, and an inlier at the end of its range may be one rounding beyond 1.
-constexpr float kLevelLimit = 1.0f + 0x1p-20f;
 
 /// Adds problems of one tensor; of each rule only the first place, with how many there are.
 class TensorCheck {
@@ -131,7 +129,7 @@ class TensorCheck {
           if (std::bit_cast<uint32_t>(level) != kPadding) {
             fault(i, fmt::format("{:#010x}", std::bit_cast<uint32_t>(level)), "the padding 0x7fc00000 beyond 2^bits");
           }
-        } else if (!std::isfinite(level) || std::fabs(level) > kLevelLimit) {
+        } else if (!std::isfinite(level) || std::fabs(level) > 1.0f) {
           fault(i, fmt::format("{}", level), "levels in [-1, 1]");
         } else if (c > 0 && level < tensor_.codebook[i - 1]) {
           fault(i, fmt::format("{} after {}", level, tensor_.codebook[i - 1]), "levels that do not decrease");

@@ -22,7 +22,7 @@ class Parser {
 
   ParsedCodebook parse() {
     const std::string format = text("/", "format");
-    stated_sha256_ = text("/", "content_sha256");
+    stated_sha256_ = attribute("/", "content_sha256");
     if (format != "kvcc-codebook") {
       problem("/", fmt::format("format is '{}'", format), "'kvcc-codebook'");
       return stop();
@@ -287,15 +287,17 @@ class Parser {
   void check_checksum() {
     const std::string actual = content_sha256(tree_);
     out_.codebook.content_sha256 = actual;
-    if (!stated_sha256_.empty() && stated_sha256_ != actual) {
-      problem("/", fmt::format("content_sha256 is {}", stated_sha256_),
+    if (stated_sha256_ == nullptr) return;  // reported as missing
+    const bool text = stated_sha256_->type == Element::text;
+    if (!text || stated_sha256_->bytes != actual) {
+      problem("/", fmt::format("content_sha256 is {}", text ? "'" + stated_sha256_->bytes + "'" : "no text"),
               fmt::format("{}, of what the file holds", actual));
     }
   }
 
   const Tree& tree_;
   ParsedCodebook out_;
-  std::string stated_sha256_;
+  const TreeValue* stated_sha256_ = nullptr;
   std::set<std::string> known_datasets_;
   std::set<std::pair<std::string, std::string>> known_attributes_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -56,6 +57,18 @@ ModelFiles open_model(const std::string& path) {
   ModelFiles files = folder ? open_directory_model(path) : open_gguf_model(path);
   files.dtype = main_dtype(*files.tensors, !folder);
   return files;
+}
+
+std::string decoder_json(const DecoderConfig& config) {
+  const nlohmann::ordered_json document{{"hidden", config.hidden},
+                                        {"feed_forward", config.feed_forward},
+                                        {"vocab", config.vocab},
+                                        {"norm_epsilon", config.norm_epsilon},
+                                        {"tied_embeddings", config.tied_embeddings},
+                                        {"attention_bias", config.attention_bias},
+                                        {"mlp_bias", config.mlp_bias},
+                                        {"max_position", config.max_position}};
+  return document.dump();
 }
 
 ModelInfo model_info(const ModelFiles& files) {

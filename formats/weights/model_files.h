@@ -73,6 +73,11 @@ struct ModelFiles {
 /// architecture needs are there with the right shapes (all missing ones are listed). Throws Error(bad_input).
 ModelFiles open_model(const std::string& path);
 
+/// What of `config` ModelInfo does not say, as a JSON object with members in a fixed order: with ModelInfo it is all
+/// that decides what the decoder computes. A Hugging Face directory has it in config.json, which no hash of weights
+/// covers.
+std::string decoder_json(const DecoderConfig& config);
+
 /// The description stored in artifacts. Hashes the weight files (a few hundred MB a second).
 ModelInfo model_info(const ModelFiles& files);
 

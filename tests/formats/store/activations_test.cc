@@ -170,6 +170,37 @@ TEST(Activations, F47ResumeUnderOtherSettingsIsRefusedFieldByField) {
   EXPECT_FALSE(fs::exists(folder / "a/s0000/l0000.h5"));
 }
 
+TEST(Activations, F47ADecodersConfigurationDecidesToo) {
+  const TemporaryFolder folder;
+  ActivationsSettings settings = made::settings();
+  write_all(folder / "old", settings);  // a folder that says nothing of it
+  settings.decoder_json = R"({"norm_epsilon":1e-05,"hidden":48})";
+  write_all(folder / "a", settings);
+  EXPECT_EQ(ActivationsReader(folder / "a").settings().decoder_json, settings.decoder_json);
+  EXPECT_NE(ActivationsReader(folder / "a").content_sha256(), ActivationsReader(folder / "old").content_sha256());
+  EXPECT_THAT(error_of([&] { ActivationsWriter(folder / "old", settings, true, false); }), HasSubstr("decoder: null"));
+  settings.decoder_json = R"({"norm_epsilon":1e-06,"hidden":48})";
+  EXPECT_THAT(error_of([&] { ActivationsWriter(folder / "a", settings, true, false); }),
+              HasSubstr("decoder.norm_epsilon: 1e-05 there, 1e-06 now"));
+}
+
+TEST(Activations, OneWriterAFolder) {
+  const TemporaryFolder folder;
+  const ActivationsSettings settings = made::settings();
+  {
+    ActivationsWriter writer(folder / "a", settings, false, false);
+    make_folder(folder / "a/s0000");
+    const std::string half_written = folder / "a/s0000/l0000.h5.partial-1-1";
+    write_text_file(half_written, "the first writer's");
+    for (const bool force : {false, true}) {
+      EXPECT_THAT(error_of([&] { ActivationsWriter(folder / "a", settings, true, force); }),
+                  AllOf(HasSubstr(folder / "a"), HasSubstr("another process is writing it")));
+    }
+    EXPECT_TRUE(fs::exists(half_written));
+  }
+  ActivationsWriter(folder / "a", settings, true, false);  // free again
+}
+
 TEST(Activations, ContentHashFollowsContent) {
   const TemporaryFolder folder;
   ActivationsSettings settings = made::settings();
@@ -272,14 +303,16 @@ TEST(Activations, F43FullDisk) {
 TEST(Activations, F36SamplesLeftOutAreRenumberedAndRemembered) {
   const TemporaryFolder folder;
   const ActivationsSettings settings = made::settings(3, 3, 4);
-  ActivationsWriter writer(folder / "a", settings, false, false);
-  writer.put(1, 0, made::shard(settings, 1, 0));
-  writer.leave_out(1, "NaN in layer 1");
-  EXPECT_FALSE(fs::exists(folder / "a/s0001/l0000.h5"));
-  for (const int sample : {0, 2}) {
-    for (int layer = 0; layer < 3; ++layer) writer.put(sample, layer, made::shard(settings, sample, layer));
+  {
+    ActivationsWriter writer(folder / "a", settings, false, false);
+    writer.put(1, 0, made::shard(settings, 1, 0));
+    writer.leave_out(1, "NaN in layer 1");
+    EXPECT_FALSE(fs::exists(folder / "a/s0001/l0000.h5"));
+    for (const int sample : {0, 2}) {
+      for (int layer = 0; layer < 3; ++layer) writer.put(sample, layer, made::shard(settings, sample, layer));
+    }
+    writer.finish();
   }
-  writer.finish();
   const ActivationsReader reader(folder / "a");
   EXPECT_EQ(reader.settings().samples, 2);
   EXPECT_THAT(reader.settings().offsets, ElementsAre(settings.offsets[0], settings.offsets[2]));
