@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 
-from support import SOURCE
+from support import BUILD, SOURCE
 
 # A dozen that between them have every choice of every list.
 REPRESENTATIVE = [
@@ -33,10 +33,7 @@ def test_representatives_compile_without_spills(nvcc, driver, tmp_path, arch):
         assert int(registers) <= 128 and int(spill) == 0 and int(shared) <= 48 * 1024, line
 
 
-def test_a_spill_would_fail(nvcc, driver, tmp_path):
-    """The same flags on a kernel that must spill: the proof can fail."""
-    source = tmp_path / "spill.cu"
-    source.write_text("""extern "C" __global__ void __launch_bounds__(1024, 2) spill(float* x) {
+SPILL = """extern "C" __global__ void __launch_bounds__(1024, %d) spill(float* x) {
   float v[64];
 #pragma unroll
   for (int i = 0; i < 64; ++i) v[i] = x[i * 1024 + threadIdx.x];
@@ -44,11 +41,29 @@ def test_a_spill_would_fail(nvcc, driver, tmp_path):
 #pragma unroll
   for (int i = 0; i < 64; ++i) x[(63 - i) * 1024 + threadIdx.x] = v[i] * v[(i * 7 + 3) & 63];
 }
-""")
-    flags = ["-std=c++20", "-O3", "-Xptxas", "-v,--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"]
-    done = subprocess.run([nvcc, "-cubin", "-arch=sm_80", *flags, "-o", str(tmp_path / "x.cubin"), str(source)], capture_output=True,
-                          text=True)
-    assert done.returncode != 0 and "pill" in done.stdout + done.stderr
+"""
+
+
+def compile_file(tmp_path, text):
+    """As kvcc compile compiles a unit: its own function and flags."""
+    source = tmp_path / "unit.cu"
+    source.write_text(text)
+    return subprocess.run([BUILD / "tests/bin/compile_proof", tmp_path / "cache", "sm_80", "--unit", source],
+                          capture_output=True, text=True)
+
+
+def test_a_spill_would_fail(nvcc, tmp_path):
+    """A kernel of 64 live numbers in the 32 registers that 2048 threads leave must spill; with room for them it compiles."""
+    done = compile_file(tmp_path, SPILL % 2)
+    assert done.returncode == 1 and done.stdout == "" and "pill" in done.stderr, done.stdout + done.stderr
+    roomy = compile_file(tmp_path, SPILL.replace("1024, %d", "64"))
+    assert roomy.returncode == 0, roomy.stderr
+    assert roomy.stdout.split()[0] == "spill" and roomy.stdout.split()[2] == "0"
+
+
+def test_a_warning_would_fail(nvcc, tmp_path):
+    done = compile_file(tmp_path, 'extern "C" __global__ void unused(float* x) { int never; x[0] = 1.0f; }\n')
+    assert done.returncode == 1 and "never" in done.stderr, done.stdout + done.stderr
 
 
 HEADERS = sorted(str(path.relative_to(SOURCE)) for folder in ("kernels/device", "formats/layout")

@@ -1,10 +1,14 @@
 // compile_proof CACHE ARCH BATCH NAME…  (or ARCH BATCH @FAMILY for all of a family's list): compiles a made-up unit of
 // each configuration, BATCH of them in one translation unit, and prints "NAME SYMBOL registers spill shared" a line for
 // each entry. Fails, with the compiler's words, on a spill, a warning, or symbols that are not the list's.
+// compile_proof CACHE ARCH --unit FILE.cu: compiles that unit as kvcc compile would, and prints "SYMBOL registers
+// spill".
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
+#include <filesystem>
 #include <mutex>
 #include <set>
 #include <string>
@@ -12,6 +16,7 @@
 
 #include "codegen/build/compile.h"
 #include "codegen/build/nvcc.h"
+#include "formats/core/file.h"
 
 namespace {
 
@@ -56,7 +61,18 @@ void compile_batch(const Nvcc& nvcc, const Batch& batch, const std::string& arch
   if (symbols.size() != compiled.usage.size()) throw std::runtime_error(stem + ": symbols that no list names");
 }
 
+int compile_file(const std::string& cache, const std::string& arch, const std::string& path) {
+  const std::string unit = read_text_file(path);
+  const Compiled compiled =
+      compile_unit(find_nvcc(), std::filesystem::path(path).stem().string(), unit, {}, arch, cache);
+  for (const auto& [symbol, usage] : compiled.usage) {
+    std::printf("%s %d %d\n", symbol.c_str(), usage.registers, usage.spill_bytes);
+  }
+  return 0;
+}
+
 int run(int argc, char** argv) {
+  if (std::strcmp(argv[3], "--unit") == 0) return compile_file(argv[1], argv[2], argv[4]);
   const std::string cache = argv[1], arch = argv[2];
   const size_t per_batch = std::strtoul(argv[3], nullptr, 10);
   std::vector<Configuration> configurations;
@@ -107,7 +123,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::fputs("compile_proof CACHE ARCH BATCH NAME… | @FAMILY…\n", stderr);
+    std::fputs("compile_proof CACHE ARCH BATCH NAME… | @FAMILY… | ARCH --unit FILE.cu\n", stderr);
     return 2;
   }
   try {

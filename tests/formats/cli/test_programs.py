@@ -119,7 +119,7 @@ def test_usage_errors_are_2_and_name_the_nearest_option(artifact):
     assert "did you mean 'kvcc-nuq4-1%-sink1'?" in kvcc("schemes", "kvvc-nuq4-1%-sink1", code=2)[1]
 
 
-def test_f53_errors_are_one_json_document(artifact):
+def test_F53_errors_are_one_json_document(artifact):
     for arguments, code in ((["inspect", artifact.parent / "none.kvcb"], 3), (["inspect", artifact, "--lyer", "1"], 2),
                             (["inspect"], 2), (["validate", artifact.parent / "none.kvcb"], 3)):
         document = kvcc_json(*arguments, code=code)
@@ -128,7 +128,7 @@ def test_f53_errors_are_one_json_document(artifact):
             assert document["error"]["code"] == code and document["error"]["message"]
 
 
-def test_f51_paths_are_printed_intact(artifact):
+def test_F51_paths_are_printed_intact(artifact):
     assert str(artifact) in kvcc("inspect", artifact)[0]
     assert kvcc_json("inspect", artifact)["path"] == str(artifact)
     missing = artifact.parent / "нет.kvcb"
@@ -149,7 +149,7 @@ def test_full_stdout_is_an_error(artifact):
     assert done.returncode == 4 and "stdout" in done.stderr
 
 
-def test_f43_no_file_under_the_final_name_on_a_full_disk(artifact):
+def test_F43_no_file_under_the_final_name_on_a_full_disk(artifact):
     out = artifact.parent / "out.safetensors"
     done = subprocess.run([KVCC, "export", artifact, "--to", "safetensors", "-o", out], capture_output=True, text=True,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)))
@@ -237,7 +237,7 @@ def test_activations_folder(tmp_path):
     kvcc("validate", folder)
 
 
-def test_f55_newer_formats_are_named(artifact, tmp_path):
+def test_F55_newer_formats_are_named(artifact, tmp_path):
     import h5py
     with h5py.File(artifact, "r+") as file:
         file.attrs["format_version"] = "2.0"

@@ -29,7 +29,7 @@ def text(value):
     return value if isinstance(value, str) else bytes(value).decode() if isinstance(value, (bytes, np.bytes_)) else value
 
 
-def test_f58_safetensors_holds_every_dataset_and_says_so(artifact):
+def test_F58_safetensors_holds_every_dataset_and_says_so(artifact):
     out = artifact.parent / "out.safetensors"
     report = kvcc_json("export", artifact, "--to", "safetensors", "-o", out)
     wanted = datasets(artifact)
@@ -102,7 +102,7 @@ def test_refusals(artifact, tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 5, 8, 200, -1])
-def test_f03_f06_validate_refuses_damaged_exports(artifact, cut):
+def test_F03_F06_validate_refuses_damaged_exports(artifact, cut):
     out = artifact.parent / "out.safetensors"
     kvcc("export", artifact, "--to", "safetensors", "-o", out)
     out.write_bytes(out.read_bytes()[:cut])
@@ -117,7 +117,7 @@ def test_f03_f06_validate_refuses_damaged_exports(artifact, cut):
     (lambda h: h["key/scale"].pop("shape"), "key/scale"),
     (lambda h: h.pop("key/scale"), "without holes"),
 ])
-def test_f03_offsets_that_disagree(artifact, edit, message):
+def test_F03_offsets_that_disagree(artifact, edit, message):
     out = artifact.parent / "out.safetensors"
     kvcc("export", artifact, "--to", "safetensors", "-o", out)
     data = out.read_bytes()

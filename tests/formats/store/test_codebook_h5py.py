@@ -71,7 +71,7 @@ def test_checksum_is_the_specs(artifact):
     assert content_sha256(path) == stated
 
 
-def test_f41_other_processes_write_the_same_bytes(artifact):
+def test_F41_other_processes_write_the_same_bytes(artifact):
     path, _, scheme = artifact
     again = path.with_name("again.kvcb")
     make("codebook", again, scheme)
