@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "calib/cli/text_options.h"
 #include "calib/collect/collect.h"
 #include "calib/model/self_sample.h"
 #include "calib/text/corpus.h"
@@ -25,7 +26,7 @@ struct Options {
                                            on_nonfinite = "stop", max_memory;
   std::vector<std::string> text;
   int64_t samples = 16, seqlen = 2048, seed = 0;
-  bool no_fisher = false;
+  bool no_fisher = false, beyond_context = false;
 };
 
 void define(CLI::App& app, Options& o) {
@@ -61,6 +62,8 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--on-nonfinite", o.on_nonfinite, "NaN or infinity: stop, or skip the sample")
       ->capture_default_str()
       ->check(among({"stop", "skip"}));
+  app.add_flag("--beyond-context", o.beyond_context,
+               "Allow a --seqlen above the model's context; its RoPE is used unchanged");
   app.add_flag("--no-fisher", o.no_fisher, "Keys and values only, no backward pass");
 }
 
@@ -80,12 +83,14 @@ class Collection {
   }
 
   int run() {
+    kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     if (o_.dataset == "self") {
       describe_self();
     } else {
       read_text();
     }
     settings_.model = kvcc::model_info(files_);
+    settings_.decoder_json = kvcc::decoder_json(files_.config);
     settings_.samples = static_cast<int64_t>(samples_.ids.size());
     settings_.seqlen = samples_.ids.empty() ? o_.seqlen : static_cast<int64_t>(samples_.ids[0].size());
     settings_.seed = o_.seed;
@@ -117,8 +122,9 @@ class Collection {
       settings_.tokenizer_sha256 = tokenizer->sha256();
     }
     request.cache_dir = common_.cache_dir;
-    const kvcc::Corpus corpus = kvcc::load_corpus(request, tokenizer.get());
+    const kvcc::Corpus corpus = kvcc::cli::load_corpus(request, tokenizer.get(), common_.quiet);
     samples_ = kvcc::draw_samples(corpus, o_.samples, o_.seqlen, o_.seed);
+    kvcc::cli::warn_if_fewer(o_.samples, samples_, corpus, "samples");
     settings_.text_name = corpus.name;
     settings_.text_sha256 = corpus.sha256;
     settings_.text_flavour = corpus.flavour;
@@ -179,10 +185,6 @@ class Collection {
   }
 
   int collect(const kvcc::CollectPlan& plan) {
-    if (const int64_t most = files_.config.max_position; most > 0 && settings_.seqlen > most) {
-      spdlog::warn("{} tokens are more than the model was made for ({}); its own RoPE is used unchanged",
-                   settings_.seqlen, most);
-    }
     spdlog::info("{} samples of {} tokens from {}; about {} of disk, {} of memory{}", settings_.samples,
                  settings_.seqlen, settings_.text_name, kvcc::human_bytes(plan.disk_bytes),
                  kvcc::human_bytes(plan.peak_bytes), plan.recompute ? ", layers are run twice" : "");

@@ -8,12 +8,15 @@
 #include <memory>
 #include <optional>
 
+#include "calib/cli/text_options.h"
 #include "calib/eval/evaluate.h"
+#include "calib/model/memory.h"
 #include "calib/model/self_sample.h"
 #include "calib/text/corpus.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/hash.h"
+#include "formats/core/text.h"
 
 namespace {
 
@@ -25,7 +28,7 @@ struct Options {
   std::vector<std::string> codebooks, schemes, text;
   int64_t windows = 8, seqlen = 2048, seed = 1, context = 32768, amortise = 1 << 20;
   double max_ppl = 0;
-  bool all_schemes = false;
+  bool all_schemes = false, beyond_context = false;
 };
 
 void define(CLI::App& app, Options& o) {
@@ -40,7 +43,7 @@ void define(CLI::App& app, Options& o) {
   CLI::Option* ids = app.add_option("--ids", o.ids, "Token ids, .npy int32 [n], cut into windows, or [n, len]");
   dataset->excludes(text)->excludes(ids);
   text->excludes(ids);
-  app.add_option("--windows", o.windows, "Windows from the start of the text; 0: all of it")
+  app.add_option("--windows", o.windows, "Windows from the start of the text; 0: all of it (with --dataset self: 8)")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30).description(""));
   app.add_option("--seqlen", o.seqlen, "Tokens a window")
@@ -55,7 +58,10 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--mode", o.mode, "full: every key and value of the window is read back quantised")
       ->capture_default_str()
       ->check(CLI::IsMember({"full"}).description(""));
-  app.add_option("--max-ppl", o.max_ppl, "Exit with 5 when a scheme's perplexity is above this");
+  app.add_option("--max-ppl", o.max_ppl, "Exit with 5 when a scheme's perplexity is above this, a number above 0")
+      ->check(CLI::PositiveNumber.description(""));
+  app.add_flag("--beyond-context", o.beyond_context,
+               "Allow a --seqlen above the model's context; its RoPE is used unchanged");
   app.add_option("--context", o.context, "Tokens in the cache for which effective bits are counted")
       ->capture_default_str();
   app.add_option("--amortise", o.amortise, "Cached tokens that share codebooks and static scales, in effective bits")
@@ -77,12 +83,19 @@ class Evaluation {
       : o_(options), common_(common), files_(kvcc::open_model(options.model)) {}
 
   int run() {
+    kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     add_codebooks();
     add_schemes();
-    const Text text = o_.dataset == "self" ? sample_self() : read_text();
-    if (const int64_t most = files_.config.max_position; most > 0 && o_.seqlen > most) {
-      spdlog::warn("{} tokens are more than the model was made for ({}); its own RoPE is used unchanged", o_.seqlen,
-                   most);
+    const bool self = o_.dataset == "self";
+    const uint64_t peak = check_memory(self);
+    if (common_.dry_run && self) {
+      print_plan({"self", "", self_windows() * o_.seqlen, {}}, self_windows(), peak);
+      return 0;
+    }
+    const Text text = self ? sample_self() : read_text();
+    if (common_.dry_run) {
+      print_plan(text, static_cast<int64_t>(text.windows.size()), peak);
+      return 0;
     }
     spdlog::info("{} windows of {} tokens from {}, {} schemes", text.windows.size(), text.windows[0].size(), text.name,
                  subjects_.size() + 1);
@@ -105,12 +118,50 @@ class Evaluation {
   }
 
  private:
+  int64_t self_windows() const { return o_.windows > 0 ? o_.windows : 8; }
+
+  /// Refuses what would not fit; returns the estimate.
+  uint64_t check_memory(bool self) const {
+    const uint64_t limit = kvcc::available_memory();
+    uint64_t peak = kvcc::eval_bytes(files_, o_.seqlen, subjects_.size());
+    kvcc::require_memory(o_.model, peak, limit, "", "a smaller --seqlen or fewer schemes at once make it smaller");
+    if (self) {
+      const uint64_t sampling = kvcc::self_sample_bytes(files_, self_windows(), o_.seqlen);
+      kvcc::require_memory(o_.model + ": sampling", sampling, limit, "",
+                           "fewer --windows or a smaller --seqlen make it smaller");
+      peak = std::max(peak, sampling);
+    }
+    return peak;
+  }
+
+  void print_plan(const Text& text, int64_t windows, uint64_t peak) const {
+    if (common_.json) {
+      Json schemes = Json::array({"fp"});
+      for (const kvcc::EvalSubject& subject : subjects_) schemes.push_back(kvcc::short_name(subject.scheme));
+      kvcc::cli::print_json({{"text", text.name},
+                             {"windows", windows},
+                             {"seqlen", o_.seqlen},
+                             {"schemes", schemes},
+                             {"forward_passes", windows * static_cast<int64_t>(subjects_.size() + 1)},
+                             {"peak_memory_bytes", peak}});
+      return;
+    }
+    const std::string plan =
+        kvcc::cli::table({{"plan", ""},
+                          {"text", text.name},
+                          {"windows", fmt::format("{} of {}", windows, o_.seqlen)},
+                          {"schemes", std::to_string(subjects_.size() + 1)},
+                          {"forward passes", std::to_string(windows * static_cast<int64_t>(subjects_.size() + 1))},
+                          {"peak memory, about", kvcc::human_bytes(peak)}});
+    std::fputs(plan.c_str(), stdout);
+  }
+
   void add_codebooks() {
     if (o_.codebooks.empty()) return;
     const kvcc::ModelInfo model = kvcc::model_info(files_);
     for (const std::string& path : o_.codebooks) {
       kvcc::Codebook codebook = kvcc::read_codebook(path);
-      kvcc::check_geometry(path, codebook.model, model);
+      kvcc::check_geometry(path, codebook, model);
       if (codebook.model.weights_sha256 != model.weights_sha256) {
         spdlog::warn("{}: made from other weights ({}) of the same geometry as {}", path, codebook.model.name,
                      model.name);
@@ -151,14 +202,15 @@ class Evaluation {
     if (o_.text.empty() && o_.ids.empty()) request.dataset = o_.dataset.empty() ? "wikitext-2:evaluation" : o_.dataset;
     std::unique_ptr<kvcc::Tokenizer> tokenizer;
     if (o_.ids.empty() || o_.bos == "on") tokenizer = kvcc::make_tokenizer(files_.tokenizer);
-    const kvcc::Corpus corpus = kvcc::load_corpus(request, tokenizer.get());
+    const kvcc::Corpus corpus = kvcc::cli::load_corpus(request, tokenizer.get(), common_.quiet);
     kvcc::Samples samples = kvcc::cut_windows(corpus, o_.windows, o_.seqlen);
+    kvcc::cli::warn_if_fewer(o_.windows, samples, corpus, "windows");
     return {corpus.name, corpus.sha256, static_cast<int64_t>(corpus.ids.size()), std::move(samples.ids)};
   }
 
   Text sample_self() {
     Text text{"self", "", 0, {}};
-    const int64_t windows = o_.windows > 0 ? o_.windows : 8;
+    const int64_t windows = self_windows();
     kvcc::cli::Progress progress("sampling", o_.seqlen, common_.quiet);
     text.windows = kvcc::sample_from_model(files_, windows, o_.seqlen, o_.seed, common_.threads,
                                            [&](int64_t done) { progress.set(done); });
@@ -251,7 +303,7 @@ int main(int argc, char** argv) {
   using namespace kvcc::cli;
   return run(
       argc, argv, "eval", "Perplexity, KL and top-1 agreement of quantised caches against full precision",
-      kJson | kThreads | kDevice | kCacheDir, [&](CLI::App& app) { define(app, options); },
+      kJson | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define(app, options); },
       [&](const Common& common) {
         if (common.device != "cpu") {
           throw kvcc::Error(kvcc::ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",

@@ -3,17 +3,19 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "calib/collect/sample_pass.h"
 #include "calib/collect/shard_queue.h"
 #include "calib/model/decoder.h"
 #include "calib/model/errors.h"
+#include "calib/model/memory.h"
+#include "calib/model/self_sample.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/core/text.h"
@@ -25,19 +27,8 @@ static_assert(std::endian::native == std::endian::little, "shards and ids are li
 
 constexpr size_t kShardsInFlight = 3;
 
-uint64_t available_memory() {
-  const long pages = sysconf(_SC_AVPHYS_PAGES), size = sysconf(_SC_PAGESIZE);
-  // Free pages leave out the page cache, which the system gives up when asked: half of all memory is the least assumed.
-  const uint64_t free = pages > 0 ? static_cast<uint64_t>(pages) * size : 0;
-  const uint64_t all = static_cast<uint64_t>(std::max(sysconf(_SC_PHYS_PAGES), 0L)) * size;
-  return std::max(free, all / 2);
-}
-
 uint64_t peak_bytes(const ModelFiles& files, const ActivationsSettings& s, bool recompute) {
   const DecoderConfig& c = files.config;
-  constexpr uint64_t kProgram = 320ull << 20;  // libraries, allocator, oneDNN's scratch
-  uint64_t weights = 0;
-  for (const TensorInfo& tensor : files.tensors->tensors()) weights += tensor.elements() * sizeof(float);
   const uint64_t layer = saved_bytes_per_token(c) * s.seqlen;
   const uint64_t inputs = static_cast<uint64_t>(c.hidden) * sizeof(float) * s.seqlen * c.layers;
   const uint64_t passing = sizeof(float) * s.seqlen * (4 * c.hidden + 3 * c.feed_forward);  // gradients under way
@@ -45,7 +36,7 @@ uint64_t peak_bytes(const ModelFiles& files, const ActivationsSettings& s, bool 
   const uint64_t shard = activations_bytes(s) / (s.samples * c.layers);
   const uint64_t kept = !s.fisher ? layer : recompute ? inputs + layer : layer * c.layers;
   // A quarter more for what the allocator can't reuse (measured on SmolLM2: 3.4 GiB at 2,048 tokens).
-  return kProgram + weights + kept + kept / 4 + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
+  return loaded_bytes(files) + kept + kept / 4 + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
 }
 
 std::vector<float> values(const at::Tensor& x) {
@@ -65,11 +56,15 @@ CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& set
   plan.recompute = options.recompute == Recompute::on ||
                    (options.recompute == Recompute::automatic && settings.fisher && whole > plan.memory_limit);
   plan.peak_bytes = plan.recompute ? peak_bytes(files, settings, true) : whole;
-  if (plan.peak_bytes > plan.memory_limit) {
-    throw Error(ErrorKind::resource, files.path, "needs about " + human_bytes(plan.peak_bytes) + " of memory",
-                "at most " + human_bytes(plan.memory_limit) + (options.max_memory != 0 ? " (--max-memory)" : ""),
-                plan.recompute || !settings.fisher ? "--seqlen makes it smaller"
-                                                   : "--recompute on or a smaller --seqlen makes it smaller");
+  const std::string option = options.max_memory != 0 ? "--max-memory" : "";
+  require_memory(files.path, plan.peak_bytes, plan.memory_limit, option,
+                 plan.recompute || !settings.fisher ? "a smaller --seqlen makes it smaller"
+                                                    : "--recompute on or a smaller --seqlen makes it smaller");
+  if (settings.text_flavour == "self") {  // sampling comes first, and all samples are sampled together
+    const uint64_t sampling = self_sample_bytes(files, settings.samples, settings.seqlen);
+    require_memory(files.path + ": sampling", sampling, plan.memory_limit, option,
+                   "fewer --samples or a smaller --seqlen make it smaller");
+    plan.peak_bytes = std::max(plan.peak_bytes, sampling);
   }
   return plan;
 }
@@ -101,9 +96,10 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
   CollectReport report;
   double loss = 0;
   int64_t predictions = 0;
-  const Decoder decoder(files);
+  std::optional<Decoder> decoder;  // loading takes seconds, and nothing may be missing
   for (int s = 0; s < samples; ++s) {
     if (missing(s) == 0) continue;
+    if (!decoder) decoder.emplace(files);
     std::vector<bool> present(layers);
     for (int l = 0; l < layers; ++l) present[l] = writer.has(s, l);
     ShardQueue queue(kShardsInFlight);  // from here on the writer belongs to its thread, until drain()
@@ -124,7 +120,7 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
     };
     const uint64_t before = done;
     try {
-      loss += run_sample(decoder, ids[s], pass);
+      loss += run_sample(*decoder, ids[s], pass);
       predictions += static_cast<int64_t>(ids[s].size()) - 1;
       queue.drain();
     } catch (const NonFinite& error) {

@@ -170,9 +170,4 @@ uint64_t saved_bytes_per_token(const DecoderConfig& c) {
          (2 * c.hidden + 2 * query + c.query_heads + (query != key ? 2 * query : 0) + 3 * key + 3 * c.feed_forward);
 }
 
-int64_t logits_chunk_rows(const DecoderConfig& c) {
-  constexpr int64_t kChunkBytes = 64 << 20;
-  return std::clamp<int64_t>(kChunkBytes / (static_cast<int64_t>(sizeof(float)) * c.vocab), 16, 512);
-}
-
 }  // namespace kvcc

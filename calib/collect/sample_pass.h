@@ -38,8 +38,7 @@ struct SamplePass {
 /// Interrupted.
 double run_sample(const Decoder& decoder, const std::vector<int32_t>& ids, const SamplePass& pass);
 
-/// Bytes that one layer's saved tensors take for each token, and rows of the chunks of logits.
+/// Bytes that one layer's saved tensors take for each token.
 uint64_t saved_bytes_per_token(const DecoderConfig& config);
-int64_t logits_chunk_rows(const DecoderConfig& config);
 
 }  // namespace kvcc

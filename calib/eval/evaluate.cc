@@ -64,11 +64,6 @@ CacheShape shape_of(const DecoderConfig& c) {
           static_cast<int>(c.head_dim), static_cast<int>(c.head_dim)};
 }
 
-int64_t chunk_rows(int64_t vocab) {
-  constexpr int64_t kChunkBytes = 64 << 20;
-  return std::clamp<int64_t>(kChunkBytes / (static_cast<int64_t>(sizeof(float)) * vocab), 16, 512);
-}
-
 double artifact_outliers(const Codebook& codebook) {
   const std::vector<float>& fractions = codebook.key.outlier_fraction;
   if (fractions.empty()) return -1.0;
@@ -94,7 +89,7 @@ class WindowPass {
       passed();
     }
     std::vector<PredictionSums> sums(normed.size());
-    const int64_t predictions = static_cast<int64_t>(ids.size()) - 1, chunk = chunk_rows(decoder_.config().vocab);
+    const int64_t predictions = static_cast<int64_t>(ids.size()) - 1, chunk = logits_chunk_rows(decoder_.config());
     for (int64_t begin = 0; begin < predictions; begin += chunk) {
       check_interrupt();
       const int64_t rows = std::min(chunk, predictions - begin);
@@ -128,16 +123,32 @@ std::vector<std::string> geometry_differences(const ModelInfo& a, const ModelInf
   compare("rope theta", a.rope.theta, m.rope.theta);
   compare("rope kind", a.rope.kind, m.rope.kind);
   compare("rope scaling", a.rope.scaling, m.rope.scaling);
+  compare("rope scaling parameters", a.rope.scaling_json, m.rope.scaling_json);
   compare("rotary_dim", a.rope.rotary_dim, m.rope.rotary_dim);
   compare("qk_norm", a.qk_norm, m.qk_norm);
   return differences;
 }
 
-void check_geometry(const std::string& path, const ModelInfo& artifact, const ModelInfo& model) {
-  const std::vector<std::string> differences = geometry_differences(artifact, model);
+void check_geometry(const std::string& path, const Codebook& artifact, const ModelInfo& model) {
+  std::vector<std::string> differences = geometry_differences(artifact.model, model);
+  if (!artifact.layer_index.empty() && artifact.layer_index.back() >= model.shape.layers) {  // ascending
+    differences.push_back(fmt::format("layer_index: artifact has layer {}, the model layers 0 to {}",
+                                      artifact.layer_index.back(), model.shape.layers - 1));
+  }
   if (differences.empty()) return;
-  throw bad_input(path, fmt::format("made for another model ({}): {}", artifact.name, fmt::join(differences, "; ")),
+  throw bad_input(path,
+                  fmt::format("made for another model ({}): {}", artifact.model.name, fmt::join(differences, "; ")),
                   "a codebook of " + model.name, "kvcc calibrate makes one");
+}
+
+uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects) {
+  const DecoderConfig& c = files.config;
+  const uint64_t query = c.query_heads * c.head_dim, key = c.kv_heads * c.head_dim;
+  // One layer at work, its keys and values once more for every query head under GQA; what every pass ends with.
+  const uint64_t layer = sizeof(float) * seqlen * (5 * c.hidden + 3 * c.feed_forward + 5 * query + 4 * key);
+  const uint64_t passes = sizeof(float) * seqlen * c.hidden * (subjects + 1);
+  const uint64_t logits = 5ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
+  return loaded_bytes(files) + passes + std::max(layer, logits);
 }
 
 namespace {

@@ -40,8 +40,12 @@ struct EvalReport {
 /// Fields in which an artifact's model is another one ("kv_heads: artifact 3, model 2"); empty when it fits.
 std::vector<std::string> geometry_differences(const ModelInfo& artifact, const ModelInfo& model);
 
-/// Throws Error(bad_input) when the artifact was made for a model of other geometry, with the differing fields.
-void check_geometry(const std::string& path, const ModelInfo& artifact, const ModelInfo& model);
+/// Throws Error(bad_input) when the artifact was made for a model of other geometry, with the differing fields, or has
+/// codebooks of layers that the model does not have.
+void check_geometry(const std::string& path, const Codebook& artifact, const ModelInfo& model);
+
+/// Estimate of the resident memory of evaluate() with windows of `seqlen` tokens.
+uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects);
 
 /// windows [n][seqlen], seqlen at least 2. Standard errors are NaN for one window. `progress` gets forward passes done
 /// and in all. Throws Error, Interrupted.

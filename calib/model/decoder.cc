@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "formats/core/error.h"
@@ -46,7 +47,6 @@ at::Tensor Decoder::load(const std::string& name) {
   }
   at::Tensor weight = at::empty(info->shape, at::kFloat);
   files_.tensors->read(name, {weight.mutable_data_ptr<float>(), static_cast<size_t>(weight.numel())});
-  resident_bytes_ += weight.nbytes();
   return weight;
 }
 
@@ -161,6 +161,17 @@ std::string Decoder::nonfinite_weights(int index) const {
     look(prefix + name + ".bias", part.bias);
   }
   return text;
+}
+
+int64_t logits_chunk_rows(const DecoderConfig& c) {
+  constexpr int64_t kChunkBytes = 64 << 20;
+  return std::clamp<int64_t>(kChunkBytes / (static_cast<int64_t>(sizeof(float)) * c.vocab), 16, 512);
+}
+
+uint64_t loaded_bytes(const ModelFiles& files) {
+  uint64_t bytes = 320ull << 20;  // libraries, allocator, oneDNN's scratch
+  for (const TensorInfo& tensor : files.tensors->tensors()) bytes += tensor.elements() * sizeof(float);
+  return bytes;
 }
 
 at::Tensor ids_tensor(const std::vector<int32_t>& ids) {

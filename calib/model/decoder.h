@@ -31,7 +31,7 @@ class KvCache {
   /// Room for `capacity` tokens, allocated at the first append of each layer.
   KvCache(int64_t layers, int64_t capacity);
   int64_t length() const { return length_; }
-  /// Bytes of the whole cache at `batch` sequences.
+  /// Bytes of the whole cache at `batch` sequences, when full.
   static uint64_t bytes(const DecoderConfig& config, int64_t batch, int64_t capacity);
 
  private:
@@ -69,8 +69,6 @@ class Decoder {
 
   /// Weight tensors of a layer (-1: embedding, final norm, head) that hold NaN or infinity: "NAME row R", for messages.
   std::string nonfinite_weights(int layer) const;
-  /// Bytes of weights that were converted and so live in memory (mapped ones can be dropped by the system).
-  uint64_t resident_bytes() const { return resident_bytes_; }
 
  private:
   struct Layer {
@@ -84,10 +82,15 @@ class Decoder {
   const ModelFiles& files_;
   const DecoderDescription& description_;
   Rope rope_;
-  uint64_t resident_bytes_ = 0;
   at::Tensor embedding_, head_, final_norm_;
   std::vector<Layer> layers_;
 };
+
+/// Rows of the chunks in which logits are made, so that they take tens of MiB whatever the vocabulary.
+int64_t logits_chunk_rows(const DecoderConfig& config);
+
+/// Estimate of the resident bytes of a program that has loaded the model and done nothing with it.
+uint64_t loaded_bytes(const ModelFiles& files);
 
 /// int32 ids [T] as a batch of one, [1, T] int64.
 at::Tensor ids_tensor(const std::vector<int32_t>& ids);

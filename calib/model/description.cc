@@ -6,7 +6,7 @@ namespace kvcc {
 namespace {
 
 constexpr DecoderDescription kDecoders[] = {
-    {"llama", NormKind::rms, MlpKind::swiglu, BlockKind::sequential, {}},
+    {"llama", NormKind::rms, MlpKind::swiglu, {}},
 };
 
 }  // namespace

@@ -8,9 +8,6 @@ namespace kvcc {
 
 enum class NormKind { rms };    ///< x / sqrt(mean(x^2) + epsilon) * weight
 enum class MlpKind { swiglu };  ///< down(silu(gate(x)) * up(x))
-enum class BlockKind {
-  sequential
-};  ///< attention, then MLP, each with its own norm before it and a residual around it
 
 /// Names of the tensors, below "model.layers.N." where they belong to a layer.
 struct TensorNames {
@@ -29,11 +26,11 @@ struct TensorNames {
   const char* down = "mlp.down_proj";
 };
 
+/// Attention, then MLP, each with its own norm before it and a residual around it.
 struct DecoderDescription {
   const char* architecture;  ///< model_type of config.json
   NormKind norm;
   MlpKind mlp;
-  BlockKind block;
   TensorNames names;
 };
 

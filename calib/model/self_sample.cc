@@ -66,6 +66,15 @@ std::vector<std::vector<int32_t>> sample(const Decoder& decoder, int64_t samples
 
 }  // namespace
 
+uint64_t self_sample_bytes(const ModelFiles& files, int64_t samples, int64_t seqlen) {
+  const DecoderConfig& c = files.config;
+  // Under GQA attention copies one layer's keys and values for every query head.
+  const uint64_t copies =
+      c.query_heads == c.kv_heads ? 0 : 2ull * sizeof(float) * samples * c.query_heads * seqlen * c.head_dim;
+  const uint64_t token = sizeof(float) * samples * (3 * c.vocab + 4 * c.hidden + 3 * c.feed_forward);
+  return loaded_bytes(files) + KvCache::bytes(c, samples, seqlen) + copies + token;
+}
+
 std::vector<std::vector<int32_t>> sample_from_model(const ModelFiles& files, int64_t samples, int64_t seqlen,
                                                     uint64_t seed, int threads,
                                                     const std::function<void(int64_t)>& progress) {

@@ -94,13 +94,23 @@ Corpus load_corpus(const CorpusRequest& request, const Tokenizer* tokenizer) {
     corpus.name = resolved.name;
     corpus.flavour = resolved.flavour;
   }
+  uint64_t done = 0, total = 0;
+  std::error_code ignored;  // a file that isn't there is named when it is read
+  for (const std::string& path : paths) {
+    if (const uintmax_t bytes = std::filesystem::file_size(path, ignored); !ignored) total += bytes;
+  }
   Sha256 hash;
   for (const std::string& path : paths) {
     if (request.dataset.empty()) corpus.name.append(corpus.name.empty() ? "" : ",").append(file_name(path));
     std::string text = read_text_file(path);
     hash.update(text);
-    const std::vector<int32_t> ids = tokenizer->encode(clean(std::move(text)));
+    const uint64_t bytes = text.size();
+    const std::vector<int32_t> ids = tokenizer->encode(clean(std::move(text)), [&](size_t of_file) {
+      if (request.progress) request.progress(done + of_file, total);
+    });
     corpus.ids.insert(corpus.ids.end(), ids.begin(), ids.end());
+    done += bytes;
+    if (request.progress) request.progress(done, total);
   }
   corpus.sha256 = hash.hex();
   resolve_bos(request, tokenizer, corpus);

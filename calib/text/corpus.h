@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@ struct CorpusRequest {
   std::string ids;                 ///< --ids FILE.npy (int32 [n, len] or [n])
   std::string bos = "auto";        ///< auto, on, off; auto is the tokenizer's policy for text, off for ids
   std::string cache_dir;           ///< where fetched data sets are; "": the default
+  std::function<void(uint64_t done, uint64_t total)> progress;  ///< may be empty; bytes of text tokenised
 };
 
 /// A tokenised text with its provenance.

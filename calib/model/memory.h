@@ -1,0 +1,19 @@
+// How much memory there is, and refusing to start what would not fit.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace kvcc {
+
+/// Bytes this process may have resident in all, what it has now included: the least of what the system has available
+/// (MemAvailable), the limits of its control groups (v2 and v1, of every level up) and RLIMIT_AS. `root` is put before
+/// the paths under /proc and /sys, for tests.
+uint64_t available_memory(const std::string& root = "");
+
+/// Throws Error(resource) at `place` with both figures when `needed` bytes are above `limit`. `option`: the option that
+/// gave the limit, "" for what the machine has.
+void require_memory(const std::string& place, uint64_t needed, uint64_t limit, const std::string& option,
+                    const std::string& hint);
+
+}  // namespace kvcc
