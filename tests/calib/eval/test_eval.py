@@ -193,6 +193,42 @@ def test_artifact_of_another_geometry_is_refused(tiny, artifacts, tmp_path):
     assert "rope theta: artifact 10000, model 5000" in error
 
 
+def edited(artifact, path, edit):
+    """A copy of an artifact with one edit, and the checksum right again (formats/spec/codebook.md)."""
+    import shutil
+    from formats.store.test_codebook_h5py import content_sha256
+    shutil.copy(artifact, path)
+    with h5py.File(path, "r+") as file:
+        edit(file)
+    checksum = content_sha256(path)
+    with h5py.File(path, "r+") as file:
+        file.attrs["content_sha256"] = checksum
+    return path
+
+
+def test_artifact_of_a_layer_that_the_model_lacks_is_refused(tiny, artifacts, tmp_path):
+    folder, _, _ = tiny
+
+    def move(file):
+        file["layer_index"][2] = 7
+    broken = edited(artifacts[0], tmp_path / "a.kvcb", move)
+    error = run("eval", folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80, "--codebook", broken, code=3).stderr
+    assert "layer_index: artifact has layer 7, the model layers 0 to 2" in error and str(broken) in error
+
+
+def test_F47_artifact_of_another_scaling_of_rope_is_refused(tmp_path):
+    """Both are scaled linearly; the factors differ."""
+    random_ids(tmp_path / "ids.npy", 2, 64)
+    for factor in (2.0, 4.0):
+        tiny_llama(tmp_path / f"m{factor}", rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": factor}, **CALM)
+    run("collect", tmp_path / "m2.0", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen", 64)
+    run("fit", tmp_path / "a.acts", "-o", tmp_path / "a.kvcb", "--scheme", "kvcc-nuq4-1%")
+    common = ["--ids", tmp_path / "ids.npy", "--seqlen", 64, "--codebook", tmp_path / "a.kvcb"]
+    run("eval", tmp_path / "m2.0", *common)
+    error = run("eval", tmp_path / "m4.0", *common, code=3).stderr
+    assert "rope scaling parameters" in error and "rope theta" not in error
+
+
 def test_artifact_of_other_weights_warns(tiny, artifacts, tmp_path):
     folder, _, _ = tiny
     tiny_llama(tmp_path / "finetuned", seed=9, **CALM)
@@ -218,11 +254,61 @@ def test_self_text(tiny):
     assert first == evaluate(folder / "model", "--dataset", "self", "--windows", 2, "--seqlen", 40)
 
 
+def test_dry_run(tiny):
+    folder, _, _ = tiny
+    common = [folder / "model", "--seqlen", 80, "--scheme", "int4", "--dry-run"]
+    plan = evaluate(*common, "--ids", folder / "windows.npy")
+    assert plan["windows"] == 3 and plan["schemes"] == ["fp", "int4"] and plan["forward_passes"] == 6 and "results" not in plan
+    assert evaluate(*common, "--dataset", "self", "--windows", 0)["windows"] == 8  # as the help says
+    assert "peak memory" in run("eval", *common, "--ids", folder / "windows.npy").stdout
+
+
+def test_F67_memory_is_estimated_before_the_run(tiny):
+    folder, _, _ = tiny
+    np.save(folder / "long.npy", np.zeros(10, np.int32))  # refused before any text is read
+    common = [folder / "model", "--beyond-context", "--seqlen", 1 << 24]
+    error = run("eval", *common, "--ids", folder / "long.npy", code=4).stderr
+    assert "of memory; wanted at most" in error and "--seqlen" in error
+    error = run("eval", folder / "model", "--dataset", "self", "--windows", 1 << 20, "--seqlen", 512, code=4).stderr
+    assert "sampling: needs about" in error and "--windows" in error
+
+
+def test_F67_estimate_holds(tmp_path):
+    import sys
+    tiny_llama(tmp_path / "wide", hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=8,
+               num_key_value_heads=4, head_dim=32, max_position_embeddings=4096, vocab_size=8192)
+    random_ids(tmp_path / "ids.npy", 1, 4096)
+    arguments = [tmp_path / "wide", "--ids", tmp_path / "ids.npy", "--seqlen", 4096, "--scheme", "int4", "--scheme", "int3"]
+    plan = evaluate(*arguments, "--dry-run")["peak_memory_bytes"]
+    script = ("import os, subprocess, sys; p = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL); "
+              "_, status, usage = os.wait4(p.pid, 0); print(usage.ru_maxrss * 1024); sys.exit(status != 0)")
+    peak = int(subprocess.run([sys.executable, "-c", script, str(PROGRAMS / "kvcc-eval"), *map(str, arguments), "--quiet"],
+                              capture_output=True, text=True, check=True).stdout)
+    assert 0.4 * plan < peak < 1.05 * plan, (plan, peak)
+
+
+def test_F14_longer_than_the_model_needs_a_flag(tmp_path):
+    tiny_llama(tmp_path / "model", max_position_embeddings=32)
+    random_ids(tmp_path / "ids.npy", 1, 64)
+    common = [tmp_path / "model", "--ids", tmp_path / "ids.npy", "--seqlen", 64]
+    error = run("eval", *common, code=2).stderr
+    assert "--seqlen 64" in error and "at most 32" in error and "--beyond-context" in error
+    assert "more than the model was made for (32)" in run("eval", *common, "--beyond-context").stderr
+
+
+def test_fewer_windows_than_asked_for_are_not_passed_over(tiny):
+    folder, _, _ = tiny
+    common = [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80]
+    assert "windows.npy has 3 windows only, 8 were asked for" in run("eval", *common).stderr
+    for windows in (0, 3):
+        assert "asked for" not in run("eval", *common, "--windows", windows).stderr
+
+
 def test_wrong_usage(tiny, artifacts):
     folder, _, _ = tiny
     common = [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80]
     assert "kvcc calibrate" in run("eval", *common, "--scheme", "kvcc-nuq3-1%", code=2).stderr
-    for arguments in (["--mode", "pseudo-decode"], ["--scheme", "imt4"], ["--device", "cuda"], ["--text", "x"]):
+    for arguments in (["--mode", "pseudo-decode"], ["--max-ppl", -1], ["--max-ppl", 0], ["--scheme", "imt4"], ["--device", "cuda"], ["--text", "x"]):
         run("eval", *common, *arguments, code=2)
     run("eval", *common, "--codebook", folder / "none.kvcb", code=3)
     assert "needs >= 500 tokens" in run("eval", *common[:3], "--seqlen", 500, code=3).stderr
