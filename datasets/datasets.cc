@@ -6,6 +6,7 @@
 
 #include "datasets/manifest.h"
 #include "formats/core/error.h"
+#include "formats/core/file.h"
 #include "formats/core/hash.h"
 
 namespace kvcc {
@@ -32,7 +33,7 @@ DatasetState look(const ManifestDataset& dataset, const ManifestSplit& split, co
   const std::string data = environment("KVCC_DATA");
   std::vector<fs::path> folders;
   if (!data.empty()) folders.emplace_back(data);
-  folders.emplace_back(cache_dir.empty() ? default_dataset_cache() : cache_dir);
+  folders.emplace_back(cache_dir.empty() ? default_cache_folder() : cache_dir);
   for (const fs::path& folder : folders) {
     const fs::path path = folder / split.file.file;
     std::error_code ignored;
@@ -48,12 +49,6 @@ DatasetState look(const ManifestDataset& dataset, const ManifestSplit& split, co
 }
 
 }  // namespace
-
-std::string default_dataset_cache() {
-  const std::string xdg = environment("XDG_CACHE_HOME"), home = environment("HOME");
-  if (!xdg.empty()) return xdg + "/kvcc";
-  return (home.empty() ? std::string("/tmp") : home + "/.cache") + "/kvcc";
-}
 
 std::vector<DatasetState> dataset_states(const std::string& name, const std::string& cache_dir) {
   const std::vector<ManifestDataset> all = read_manifest();

@@ -42,7 +42,4 @@ std::vector<DatasetState> dataset_states(const std::string& name, const std::str
 void fetch_dataset(const std::string& name, const std::string& cache_dir,
                    const std::function<void(const std::string&)>& log);
 
-/// $XDG_CACHE_HOME/kvcc, else ~/.cache/kvcc.
-std::string default_dataset_cache();
-
 }  // namespace kvcc

@@ -2,10 +2,10 @@
 #include <filesystem>
 
 #include "datasets/manifest.h"
-#include "datasets/run_program.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
+#include "formats/core/process.h"
 #include "formats/core/text.h"
 
 namespace kvcc {
@@ -20,37 +20,49 @@ bool is_right(const std::string& path, uint64_t bytes, const std::string& sha256
   return fs::is_regular_file(path, ignored) && fs::file_size(path, ignored) == bytes && sha256_file(path) == sha256;
 }
 
+/// Runs a program whose standard output goes to the file `output` ("": nowhere); the result holds the end of what it
+/// wrote to stderr.
+ProcessResult run_helper(const std::vector<std::string>& words, const std::string& output = "") {
+  ProcessOptions options;
+  options.standard_output = Stream::discard;
+  options.output_file = output;
+  options.keep = 4096;
+  ProcessResult result = run_process(words, options);
+  result.output.erase(result.output.find_last_not_of(" \t\r\n") + 1);
+  return result;
+}
+
 // "" or why it failed. Slow and dead servers are given up after half a minute, so that the next mirror gets its turn.
 std::string download(const std::string& url, uint64_t bytes, const std::string& target) {
-  ProgramResult result = run_program({"curl",
-                                      "--fail",
-                                      "--location",
-                                      "--silent",
-                                      "--show-error",
-                                      "--proto",
-                                      "=https,http,file",
-                                      "--proto-redir",
-                                      "=https,http",
-                                      "--connect-timeout",
-                                      "15",
-                                      "--speed-limit",
-                                      "1000",
-                                      "--speed-time",
-                                      "30",
-                                      "--max-filesize",
-                                      std::to_string(bytes),
-                                      "--output",
-                                      target,
-                                      "--",
-                                      url});
-  if (result.status == 127) {
-    result = run_program({"wget", "--quiet", "--tries=1", "--timeout=30", "--output-document=" + target, "--", url});
-    if (result.status == 127) return "neither curl nor wget is installed";
-    if (result.status != 0 && result.errors.empty())
-      result.errors = "wget failed with " + std::to_string(result.status);
+  ProcessResult result = run_helper({"curl",
+                                     "--fail",
+                                     "--location",
+                                     "--silent",
+                                     "--show-error",
+                                     "--proto",
+                                     "=https,http,file",
+                                     "--proto-redir",
+                                     "=https,http",
+                                     "--connect-timeout",
+                                     "15",
+                                     "--speed-limit",
+                                     "1000",
+                                     "--speed-time",
+                                     "30",
+                                     "--max-filesize",
+                                     std::to_string(bytes),
+                                     "--output",
+                                     target,
+                                     "--",
+                                     url});
+  if (result.missing) {
+    result = run_helper({"wget", "--quiet", "--tries=1", "--timeout=30", "--output-document=" + target, "--", url});
+    if (result.missing) return "neither curl nor wget is installed";
+    if (result.status != 0 && result.output.empty())
+      result.output = "wget failed with " + std::to_string(result.status);
   }
   if (result.status == 0) return "";
-  return result.errors.empty() ? "exit code " + std::to_string(result.status) : result.errors;
+  return result.output.empty() ? "exit code " + std::to_string(result.status) : result.output;
 }
 
 void fetch_archive(const ManifestArchive& archive, const std::string& path, const Log& log) {
@@ -80,13 +92,13 @@ void extract(const std::string& archive, const ManifestSplit& split, const std::
   log("extracting " + split.member);
   AtomicFile file(path);
   const char* python = "import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))";
-  ProgramResult result = run_program({"unzip", "-p", archive, split.member}, file.temporary());
-  if (result.status == 127) result = run_program({"python3", "-c", python, archive, split.member}, file.temporary());
-  if (result.status == 127) {
+  ProcessResult result = run_helper({"unzip", "-p", archive, split.member}, file.temporary());
+  if (result.missing) result = run_helper({"python3", "-c", python, archive, split.member}, file.temporary());
+  if (result.missing) {
     throw Error(ErrorKind::failed, archive, "neither unzip nor python3 is installed", "", "apt-get install unzip");
   }
   if (result.status != 0) {
-    throw bad_input(archive, "cannot be unpacked: " + result.errors, split.member);
+    throw bad_input(archive, "cannot be unpacked: " + result.output, split.member);
   }
   if (!is_right(file.temporary(), split.file.bytes, split.file.sha256)) {
     throw bad_input(archive, split.member + " has another sha256 than the manifest's", split.file.sha256);
@@ -100,7 +112,7 @@ void fetch_dataset(const std::string& name, const std::string& cache_dir, const 
   const std::vector<ManifestDataset> all = read_manifest();
   std::string wanted;
   const ManifestDataset& dataset = find_dataset(all, name, wanted);
-  const std::string cache = cache_dir.empty() ? default_dataset_cache() : cache_dir;
+  const std::string cache = cache_dir.empty() ? default_cache_folder() : cache_dir;
   if (!wanted.empty() && find_split(dataset, wanted).archive.empty()) {
     for (const DatasetState& state : dataset_states(name, cache)) {
       if (!state.path.empty()) return;

@@ -3,11 +3,11 @@
 #include <spdlog/spdlog.h>
 
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "calib/cli/artifact_name.h"
 #include "calib/cli/stage.h"
+#include "codegen/build/nvcc.h"
 #include "datasets/datasets.h"
 #include "formats/cli/program.h"
 #include "formats/core/effective_bits.h"
@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::string model, output, archs;
   std::vector<std::string> schemes;
-  bool evaluate = false;
+  bool evaluate = false, beyond_context = false;
   // collect
   std::string dataset, ids, bos = "auto", acts_dtype = "f32", recompute = "auto", on_nonfinite = "stop", max_memory;
   std::vector<std::string> text;
@@ -32,7 +32,7 @@ struct Options {
   // eval
   std::string eval_dataset, eval_ids;
   std::vector<std::string> eval_text;
-  int64_t windows = 0, eval_seqlen = 0;
+  int64_t windows = 8, eval_seqlen = 2048;
 };
 
 void define(CLI::App& app, Options& o) {
@@ -41,7 +41,7 @@ void define(CLI::App& app, Options& o) {
                  "NAME.kvcb; with several schemes NAME.SCHEME.kvcb each (default: MODEL's name, in this folder)");
   app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-nuq4-1%-sink1)");
   app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90");
-  app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
+  CLI::Option* evaluate = app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
   app.add_option("--dataset", o.dataset,
                  "calibration text D[:split], or 'self' for the model's own samples (default: wikitext-2)");
   app.add_option("--text", o.text, "calibration text files");
@@ -53,36 +53,39 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--acts-dtype", o.acts_dtype, "stored activations: f32 or bf16")->capture_default_str();
   app.add_option("--recompute", o.recompute, "auto, on or off")->capture_default_str();
   app.add_option("--on-nonfinite", o.on_nonfinite, "stop or skip")->capture_default_str();
-  app.add_option("--max-memory", o.max_memory, "refuse to start above this, e.g. 8GiB");
-  app.add_option("--windows", o.windows, "evaluation windows, 0: all (default: 8)")->default_val(8);
-  app.add_option("--eval-seqlen", o.eval_seqlen, "tokens a window (default: 2048)")->default_val(2048);
-  app.add_option("--eval-dataset", o.eval_dataset,
-                 "evaluation text D[:split] (default: wikitext-2:evaluation; with --dataset self: self)");
-  app.add_option("--eval-text", o.eval_text, "evaluation text files");
-  app.add_option("--eval-ids", o.eval_ids, "evaluation token ids, .npy");
+  app.add_option("--max-memory", o.max_memory,
+                 "memory collecting may take, e.g. 8GiB: --recompute auto keeps to it, else it is refused");
+  app.add_flag("--beyond-context", o.beyond_context,
+               "allow more tokens a sample or window than the model's context; its RoPE is used unchanged");
+  app.add_option("--windows", o.windows, "evaluation windows; 0: all of the text (of the model's own samples: 8)")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 30).description(""))
+      ->needs(evaluate);
+  app.add_option("--eval-seqlen", o.eval_seqlen, "tokens a window")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 1 << 24).description(""))
+      ->needs(evaluate);
+  CLI::Option* dataset =
+      app.add_option("--eval-dataset", o.eval_dataset,
+                     "evaluation text D[:split] (default: wikitext-2:evaluation; with --dataset self: self)")
+          ->needs(evaluate);
+  CLI::Option* text = app.add_option("--eval-text", o.eval_text, "evaluation text files")->needs(evaluate);
+  CLI::Option* ids = app.add_option("--eval-ids", o.eval_ids, "evaluation token ids, .npy")->needs(evaluate);
+  dataset->excludes(text)->excludes(ids);
+  text->excludes(ids);
 }
 
-/// A stage that failed has said why on stderr (or, with --json, in its document); its exit code is ours.
+/// A stage that failed. It has said why on stderr; its exit code is ours, and with --json its document too.
 struct StageFailed {
-  int exit_code;
+  std::string verb;
+  kvcc::cli::StageResult result;
 };
 
 kvcc::cli::StageResult stage(const std::string& verb, std::vector<std::string> arguments, const Common& common) {
   if (common.quiet) arguments.push_back("--quiet");
   spdlog::info("{}", verb);
   kvcc::cli::StageResult result = kvcc::cli::run_stage(verb, arguments);
-  if (result.exit_code != 0) {
-    const Json document = Json::parse(result.output, nullptr, false);
-    if (common.json)
-      std::fputs(result.output.c_str(), stdout);
-    else if (document.is_object() && document.contains("error")) {  // the stage ran with --json for our sake
-      const std::string hint = document["error"].value("hint", "");
-      spdlog::error("{}{}", document["error"].value("message", ""), hint.empty() ? "" : " (" + hint + ")");
-    } else {
-      std::fputs(result.output.c_str(), stderr);
-    }
-    throw StageFailed{result.exit_code};
-  }
+  if (result.exit_code != 0) throw StageFailed{verb, std::move(result)};
   return result;
 }
 
@@ -116,6 +119,8 @@ class Calibration {
                           "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + scheme);
       scheme = kvcc::short_name(parsed);
     }
+    check_evaluation();
+    check_archs();
     if (!fs::exists(o_.model))
       throw kvcc::bad_input(o_.model, "no such file or folder", "a .gguf file or a Hugging Face directory");
     fs::path name = o_.output.empty() ? fs::path(o_.model).lexically_normal() : fs::path(o_.output);
@@ -136,13 +141,54 @@ class Calibration {
       if (!o_.archs.empty()) compile();
       if (o_.evaluate) evaluate();
     } catch (const StageFailed& failed) {
-      return failed.exit_code;
+      return report(failed);
     }
     print();
     return 0;
   }
 
  private:
+  // The options of later stages are checked before hours of the earlier ones.
+
+  void check_evaluation() {
+    if (!o_.evaluate) return;
+    std::vector<std::string> files = o_.eval_text;
+    if (!o_.eval_ids.empty()) files.push_back(o_.eval_ids);
+    for (const std::string& file : files)
+      if (!fs::is_regular_file(file)) throw kvcc::bad_input(file, "no such file", "evaluation text or token ids");
+    eval_dataset_ = o_.eval_dataset;
+    if (eval_dataset_.empty() && files.empty()) eval_dataset_ = o_.dataset == "self" ? "self" : "wikitext-2:evaluation";
+    if (!eval_dataset_.empty() && eval_dataset_ != "self")
+      eval_sha256_ = kvcc::resolve_dataset(eval_dataset_, common_.cache_dir).sha256;
+  }
+
+  void check_archs() {
+    if (o_.archs.empty()) return;
+    const std::vector<std::string> archs = kvcc::codegen::parse_archs(o_.archs);
+    try {
+      kvcc::codegen::check_archs(kvcc::codegen::find_nvcc(), archs);
+      compile_ = true;
+    } catch (const kvcc::codegen::NoNvcc& error) {
+      // Without nvcc the rest is still worth having (DESIGN.md, "Failure").
+      spdlog::warn("kernels will not be compiled: {}", error.what());
+    }
+  }
+
+  int report(const StageFailed& failed) const {
+    const std::string& output = failed.result.output;
+    const Json document = Json::parse(output, nullptr, false);
+    const bool is_document = document.is_object() && document.contains("error");
+    const int code = failed.result.exit_code;
+    if (common_.json && !is_document)
+      throw kvcc::Error(code >= 1 && code <= 6 ? static_cast<kvcc::ErrorKind>(code) : kvcc::ErrorKind::failed,
+                        "kvcc " + failed.verb, "ended with exit code " + std::to_string(code) + " and said no more");
+    if (common_.json)
+      std::fputs(output.c_str(), stdout);
+    else if (!is_document)
+      std::fputs(output.c_str(), stderr);
+    return code;
+  }
+
   void collect() {
     std::vector<std::string> a{o_.model,
                                "-o",
@@ -165,6 +211,7 @@ class Calibration {
                                std::to_string(common_.threads),
                                "--cache-dir",
                                common_.cache_dir};
+    if (o_.beyond_context) a.push_back("--beyond-context");
     append(a, "--max-memory", o_.max_memory);
     append(a, "--dataset", o_.dataset);
     append(a, "--ids", o_.ids);
@@ -201,15 +248,14 @@ class Calibration {
     for (const std::string& artifact : artifacts_) {
       const std::string folder = fs::path(artifact).replace_extension().string() + ".kernels";
       std::vector<std::string> a{
-          artifact, "--arch", o_.archs, "-o", folder, "--threads", std::to_string(common_.threads), "--json"};
-      try {
+          artifact,      "--arch",          o_.archs, "-o", folder, "--threads", std::to_string(common_.threads),
+          "--cache-dir", common_.cache_dir, "--json"};
+      if (compile_) {
         kernels_.push_back(parse_output("compile", stage("compile", a, common_).output));
         kernels_.back()["folder"] = folder;
-      } catch (const StageFailed& failed) {
-        if (failed.exit_code != 1) throw;
-        // Without nvcc the rest is still worth having (DESIGN.md, "Failure").
+      } else {
         spdlog::warn(
-            "kernels of {} are not compiled; the sources can be had with: kvcc compile {} --arch {} -o {} "
+            "no kernels of {}: no nvcc; their sources can be had with: kvcc compile {} --arch {} -o {} "
             "--emit-only",
             artifact, artifact, o_.archs, folder);
         kernels_.push_back(Json::object());
@@ -228,19 +274,16 @@ class Calibration {
   }
 
   void evaluate() {
-    std::string dataset = o_.eval_dataset;
-    if (dataset.empty() && o_.eval_text.empty() && o_.eval_ids.empty())
-      dataset = o_.dataset == "self" ? "self" : "wikitext-2:evaluation";
     std::vector<std::string> a{
         o_.model, "--windows", std::to_string(o_.windows), "--seqlen", std::to_string(o_.eval_seqlen), "--bos",
         o_.bos,   "--json"};
-    append(a, "--dataset", dataset);
+    append(a, "--dataset", eval_dataset_);
+    if (o_.beyond_context) a.push_back("--beyond-context");
     append(a, "--ids", o_.eval_ids);
     for (const std::string& file : o_.eval_text) append(a, "--text", file);
     for (const std::string& artifact : artifacts_) append(a, "--codebook", artifact);
     std::vector<std::string> identity = a;
-    if (!dataset.empty() && dataset != "self")
-      identity.push_back(kvcc::resolve_dataset(dataset, common_.cache_dir).sha256);
+    if (!eval_sha256_.empty()) identity.push_back(eval_sha256_);
     const std::string key = evaluation_key(identity);
     const std::string path = base_ + ".eval.json";
     evaluation_ = read_record(path);
@@ -282,10 +325,8 @@ class Calibration {
     for (size_t i = 0; i < artifacts_.size(); ++i) {
       const kvcc::Codebook& book = books_[i];
       const Json row = evaluation_row(i);
-      double fraction = 0;
-      for (float f : book.key.outlier_fraction) fraction += f / book.key.outlier_fraction.size();
       kvcc::EffectiveBitsQuery query;
-      query.key_outlier_fraction = fraction;
+      query.key_outlier_fraction = kvcc::mean_outlier_fraction(book.key.outlier_fraction);
       Json result{{"scheme", o_.schemes[i]},
                   {"codebook", artifacts_[i]},
                   {"content_sha256", book.content_sha256},
@@ -310,7 +351,8 @@ class Calibration {
 
   Options o_;
   const Common& common_;
-  std::string base_;
+  std::string base_, eval_dataset_, eval_sha256_;
+  bool compile_ = false;  ///< asked for, and there is an nvcc
   std::vector<std::string> artifacts_;
   std::vector<kvcc::Codebook> books_;
   std::vector<Json> kernels_;
@@ -323,7 +365,8 @@ int main(int argc, char** argv) {
   Options options;
   using namespace kvcc::cli;
   return run(
-      argc, argv, "calibrate", "collect, fit, and on request compile and evaluate a model, resuming what is done",
+      argc, argv, "calibrate",
+      "collect, fit, and on request compile and evaluate a model; what is done is kept, with or without --resume",
       kJson | kForce | kThreads | kDryRun | kCacheDir | kResume, [&](CLI::App& app) { define(app, options); },
       [&](const Common& common) { return Calibration(options, common).run(); });
 }

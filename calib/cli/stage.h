@@ -1,22 +1,14 @@
 // Runs one verb of kvcc as a child process, for programs that chain verbs.
 #pragma once
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
-
-extern char** environ;
+#include "formats/core/process.h"
 
 namespace kvcc::cli {
 
@@ -25,57 +17,33 @@ struct StageResult {
   std::string output;  ///< all of the child's stdout; its stderr goes to ours
 };
 
-/// Runs libexec/kvcc/kvcc-VERB with `arguments` and waits. An interrupt is passed on to the child, which saves what is
-/// done, and is thrown again once the child has ended. Throws Error(failed) when the program can't be started.
+/// Runs kvcc-VERB beside the running program with `arguments` and waits. An interrupt is passed on to the child, which
+/// saves what is done, and is thrown again once the child has ended. Throws Error when the program can't be started
+/// (failed) or was killed by a signal (failed; SIGKILL, which is what the system does when memory runs out: resource).
 inline StageResult run_stage(const std::string& verb, const std::vector<std::string>& arguments) {
   const std::string program = program_folder() + "/kvcc-" + verb;
   std::vector<std::string> words{program};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw Error(ErrorKind::failed, "pipe", std::strerror(errno));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  pid_t child = 0;
-  const int failed = posix_spawn(&child, program.c_str(), &actions, nullptr, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  if (failed != 0) {
-    close(ends[0]);
-    throw Error(ErrorKind::failed, program, std::strerror(failed), "the program of the verb '" + verb + "'",
-                "it is not there when kvcc was built without libtorch");
-  }
-
-  StageResult result;
-  bool told = false;
-  char buffer[65536];
-  for (;;) {
-    pollfd waiting{ends[0], POLLIN, 0};
-    const int ready = poll(&waiting, 1, 200);
-    if (ready > 0) {
-      const ssize_t got = read(ends[0], buffer, sizeof buffer);
-      if (got > 0) result.output.append(buffer, static_cast<size_t>(got));
-      if (got == 0) break;
-    }
-    if (told) continue;
-    try {
-      check_interrupt();
-    } catch (const Interrupted&) {
-      kill(child, SIGTERM);
-      told = true;
-    }
-  }
-  close(ends[0]);
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
+  ProcessResult result = run_process(words, {.standard_error = Stream::inherit, .own_group = true});
   check_interrupt();
-  result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return result;
+  const std::string place = "kvcc " + verb;
+  if (result.missing) {
+    throw Error(ErrorKind::failed, place, program + " is not installed: " + result.output, "",
+                "a kvcc built without libtorch has no collect and no eval; build it with -DKVCC_TORCH=ON");
+  }
+  if (result.status == 127) {
+    throw Error(ErrorKind::failed, place, "the loader could not start it", "libtorch in lib/kvcc beside bin",
+                "set KVCC_TORCH_LIB to the folder of libtorch_cpu.so");
+  }
+  if (result.signal != 0) {
+    const bool memory = result.signal == SIGKILL;
+    throw Error(memory ? ErrorKind::resource : ErrorKind::failed, place,
+                "killed by signal " + std::to_string(result.signal) + " (" + strsignal(result.signal) + ")", "",
+                memory ? "memory may have run out: see --dry-run and --max-memory; the same command goes on with what "
+                         "is done"
+                       : "");
+  }
+  return {result.status, std::move(result.output)};
 }
 
 }  // namespace kvcc::cli

@@ -63,7 +63,8 @@ void TensorFitter::describe_head(int head) {
       throw bad_input(in_.name + (bad_x >= 0 ? "" : " gradient") + ", head " + std::to_string(head) + ", sample " +
                           std::to_string(row / in_.seqlen) + ", token " + std::to_string(row % in_.seqlen) +
                           ", channel " + std::to_string(channel),
-                      std::isnan(from[channel]) ? "NaN" : "infinity", "a finite value",
+                      std::isnan(from[channel]) ? "NaN" : "infinity",
+                      bad_x >= 0 ? "a finite value" : "a finite gradient, as k-means expects squared gradients",
                       "collect again; --on-nonfinite skip leaves such samples out");
     }
     if (fisher && row % in_.seqlen == 0) {

@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 namespace kvcc {
 
 /// Runs task(0) … task(count - 1). All run even when some throw; the error of the lowest index is the one rethrown.
+/// Where the system has no more threads to give, fewer do the work.
 template <typename Task>
 void parallel_for(int count, int threads, const Task& task) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(std::max(count, 0)));
@@ -24,7 +26,10 @@ void parallel_for(int count, int threads, const Task& task) {
     }
   };
   std::vector<std::thread> pool;
-  for (int t = 1; t < std::min(threads, count); ++t) pool.emplace_back(work);
+  try {
+    for (int t = 1; t < std::min(threads, count); ++t) pool.emplace_back(work);
+  } catch (const std::system_error&) {
+  }
   work();
   for (std::thread& thread : pool) thread.join();
   for (const std::exception_ptr& error : errors) {

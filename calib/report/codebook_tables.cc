@@ -49,20 +49,12 @@ ordered_json provenance_json(const Provenance& provenance) {
           {"date", provenance.date}};
 }
 
-/// Mean measured key outlier fraction, -1 when the scheme has none.
-double key_outlier_fraction(const Codebook& codebook) {
-  if (codebook.scheme.sparse <= 0 || codebook.key.outlier_fraction.empty()) return -1;
-  double sum = 0;
-  for (const float fraction : codebook.key.outlier_fraction) sum += fraction;
-  return sum / static_cast<double>(codebook.key.outlier_fraction.size());
-}
-
 ordered_json effective_bits_json(const Codebook& codebook) {
   ordered_json document = ordered_json::array();
   for (const int64_t context : {int64_t{2048}, int64_t{32768}, int64_t{131072}}) {
-    const EffectiveBits bits =
-        effective_bits(codebook.scheme, codebook.model.shape,
-                       {.context = context, .key_outlier_fraction = key_outlier_fraction(codebook)});
+    const EffectiveBits bits = effective_bits(
+        codebook.scheme, codebook.model.shape,
+        {.context = context, .key_outlier_fraction = mean_outlier_fraction(codebook.key.outlier_fraction)});
     document.push_back({{"context", context}, {"total", bits.total}, {"constant_bytes", bits.constant_bytes}});
   }
   return document;

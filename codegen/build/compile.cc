@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 
 #include "codegen/build/arguments.h"
@@ -75,7 +76,10 @@ void run_jobs(std::vector<Job>& jobs, int threads, const std::function<void(Job&
     }
   };
   std::vector<std::thread> pool;
-  for (int t = 1; t < std::min<int>(threads, static_cast<int>(jobs.size())); ++t) pool.emplace_back(worker);
+  try {
+    for (int t = 1; t < std::min<int>(threads, static_cast<int>(jobs.size())); ++t) pool.emplace_back(worker);
+  } catch (const std::system_error&) {  // no more threads to be had: fewer do the work
+  }
   worker();
   for (std::thread& thread : pool) thread.join();
   for (const std::exception_ptr& error : errors) {

@@ -1,57 +1,74 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <filesystem>
 
 #include "codegen/build/nvcc.h"
-#include "codegen/build/process.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
+#include "formats/core/process.h"
 
 namespace kvcc::codegen {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder for one compilation, removed at the end. Its name follows from the key: line information holds paths, so
-/// a name by chance would make other bytes each time. Only when it exists (another process compiles the same) a number
-/// is added.
+/// A folder for one compilation, removed at the end. The compiler puts its path into line information and into the
+/// names of internal symbols, so that its name follows from the key, and TMPDIR is not asked unless /tmp can't be
+/// written. A lock keeps other processes that compile the same waiting; what a killed one left is cleared.
 class BuildFolder {
  public:
   explicit BuildFolder(const std::string& key) {
-    const std::string base = (fs::temp_directory_path() / ("kvcc-" + key.substr(0, 16))).string();
-    for (int i = 0; i < 1000; ++i) {
-      path_ = i == 0 ? base : fmt::format("{}.{}", base, i);
-      if (mkdir(path_.c_str(), 0700) == 0) return;
-      if (errno != EEXIST) break;
-      remove_if_abandoned();
-      if (mkdir(path_.c_str(), 0700) == 0) return;
+    const std::string name = "kvcc-" + key.substr(0, 16);
+    for (const std::string& place : {std::string("/tmp"), fs::temp_directory_path().string()}) {
+      // Another number only where another user's folder has the name.
+      for (int i = 0; i < 100; ++i) {
+        path_ = i == 0 ? place + "/" + name : fmt::format("{}/{}.{}", place, name, i);
+        if (take()) return;
+        if (errno != EPERM) break;
+      }
     }
-    throw Error(ErrorKind::resource, path_, std::strerror(errno), "a folder to compile in", "set TMPDIR");
+    throw Error(ErrorKind::failed, path_, std::strerror(errno), "a folder to compile in", "set TMPDIR");
   }
   ~BuildFolder() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
+    ::close(lock_);
   }
   BuildFolder(const BuildFolder&) = delete;
   const std::string& path() const { return path_; }
 
  private:
-  /// A killed compile leaves its folder; no run of nvcc takes an hour.
-  void remove_if_abandoned() const {
-    std::error_code ignored;
-    const auto age = fs::file_time_type::clock::now() - fs::last_write_time(path_, ignored);
-    if (!ignored && age > std::chrono::hours(1)) fs::remove_all(path_, ignored);
+  /// Makes the folder or takes over the one that is there, and empties it. False with errno; EPERM: it is another's.
+  bool take() {
+    for (;;) {
+      if (::mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST) return false;
+      lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+      struct stat locked = {}, there = {};
+      if (lock_ < 0 && errno == ENOENT) continue;  // its owner has just removed it
+      if (lock_ < 0 || ::fstat(lock_, &locked) != 0 || locked.st_uid != ::geteuid()) {
+        if (lock_ >= 0) ::close(lock_);
+        errno = EPERM;
+        return false;
+      }
+      while (::flock(lock_, LOCK_EX) != 0 && errno == EINTR) {
+      }
+      if (::stat(path_.c_str(), &there) == 0 && there.st_ino == locked.st_ino && there.st_dev == locked.st_dev) break;
+      ::close(lock_);  // removed while we waited
+    }
+    for (const auto& left : fs::directory_iterator(path_)) fs::remove_all(left.path());
+    return true;
   }
 
   std::string path_;
+  int lock_ = -1;
 };
 
 /// Writes a source with a fixed time: line information holds that too.
@@ -110,12 +127,19 @@ Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::stri
 
   Compiled result;
   std::string log;
-  if (fs::exists(binary_path) && fs::exists(log_path)) {
+  const auto finish = [&] {
+    if (!ptx) result.usage = parse_ptxas(log);
+    return result;
+  };
+  const auto look = [&] {
+    if (!fs::exists(binary_path) || !fs::exists(log_path)) return false;
     result.binary = read_text_file(binary_path);
     log = read_text_file(log_path);
-    result.cached = true;
-  } else {
+    return result.cached = true;
+  };
+  if (!look()) {
     const BuildFolder folder(key);
+    if (look()) return finish();  // another process has compiled it while this one waited
     for (const auto& [path, text] : headers) {
       make_folder((fs::path(folder.path()) / path).parent_path().string());
       write_source(folder.path() + "/" + path, text);
@@ -125,7 +149,7 @@ Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::stri
     std::vector<std::string> command = {nvcc.path, ptx ? "-ptx" : "-cubin", "-arch=" + arch, "-I.", "-o", output};
     command.insert(command.end(), nvcc_flags().begin(), nvcc_flags().end());
     command.push_back(name + ".cu");
-    ProcessResult run = run_process(command, folder.path());
+    ProcessResult run = run_process(command, {.folder = folder.path()});
     if (run.status != 0) {
       throw Error(ErrorKind::failed, fmt::format("nvcc {}, {}.cu for {}", nvcc.version, name, arch), gist(run.output),
                   "", fmt::format("exit status {}", run.status));
@@ -136,8 +160,7 @@ Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::stri
     write_text_file(log_path, log);
     write_text_file(binary_path, result.binary);
   }
-  if (!ptx) result.usage = parse_ptxas(log);
-  return result;
+  return finish();
 }
 
 }  // namespace kvcc::codegen

@@ -11,9 +11,9 @@
 #include <sstream>
 
 #include "codegen/build/nvcc.h"
-#include "codegen/build/process.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
+#include "formats/core/process.h"
 
 namespace kvcc::codegen {
 namespace {
@@ -39,10 +39,20 @@ std::string checked_output(const std::vector<std::string>& argv) {
   return std::move(result.output);
 }
 
+std::string version_of(const std::string& nvcc) {
+  const std::string text = checked_output({nvcc, "--version"});
+  std::smatch match;
+  if (!std::regex_search(text, match, std::regex("V(\\d{1,4}\\.\\d+\\.\\d+)"))) {
+    throw Error(ErrorKind::failed, nvcc + " --version", text, "a version such as V13.0.88");
+  }
+  return match[1];
+}
+
 }  // namespace
 
 std::vector<std::string> nvcc_places() {
   std::vector<std::string> places;
+  if (const std::string set = environment("KVCC_NVCC"); !set.empty()) return {set};
   std::istringstream folders(environment("PATH"));
   for (std::string folder; std::getline(folders, folder, ':');) {
     if (!folder.empty()) places.push_back(folder + "/nvcc");
@@ -66,21 +76,25 @@ std::vector<std::string> nvcc_places() {
 }
 
 Nvcc find_nvcc(const std::vector<std::string>& places) {
+  const std::string set = environment("KVCC_NVCC");
+  std::string found = !set.empty() ? fmt::format("{}, which KVCC_NVCC names, is no program", set)
+                                   : "not found in PATH, CUDA_HOME, /usr/local/cuda or the virtual environment";
   Nvcc nvcc;
-  const auto found = std::find_if(places.begin(), places.end(), runs);
-  if (found == places.end()) {
-    throw Error(ErrorKind::failed, "nvcc", "not found in PATH, CUDA_HOME, /usr/local/cuda or the virtual environment",
-                "the CUDA 13 compiler",
-                "install it with: pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' "
-                "'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*', or use --emit-only");
+  for (const std::string& place : places) {
+    if (!runs(place)) continue;
+    const std::string version = version_of(place);
+    if (std::stoi(version) >= kOldestNvcc) {
+      nvcc.path = place;
+      nvcc.version = version;
+      break;
+    }
+    found = fmt::format("{} is of version {}", place, version);
   }
-  nvcc.path = *found;
-  const std::string version = checked_output({nvcc.path, "--version"});
-  std::smatch match;
-  if (!std::regex_search(version, match, std::regex("V(\\d+\\.\\d+\\.\\d+)"))) {
-    throw Error(ErrorKind::failed, nvcc.path + " --version", version, "a version such as V13.0.88");
+  if (nvcc.path.empty()) {
+    throw NoNvcc(ErrorKind::failed, "nvcc", found, fmt::format("version {} or newer, for C++20", kOldestNvcc),
+                 "install it with: pip install 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' "
+                 "'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*', or use --emit-only");
   }
-  nvcc.version = match[1];
   std::istringstream lines(checked_output({nvcc.path, "--list-gpu-arch"}));
   for (std::string line; lines >> line;) {
     if (line.starts_with("compute_")) nvcc.virtual_archs.push_back(line);

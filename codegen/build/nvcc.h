@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "codegen/build/ptxas_report.h"
+#include "formats/core/error.h"
 
 namespace kvcc::codegen {
 
@@ -16,10 +17,18 @@ struct Nvcc {
   std::vector<std::string> virtual_archs;  ///< as --list-gpu-arch prints them: "compute_75", …
 };
 
-/// Where nvcc may be, best first: the folders of PATH, CUDA_HOME, /usr/local/cuda, and the nvidia/cu13 wheel of
-/// VIRTUAL_ENV or of a .venv beside the build tree.
+/// Where nvcc may be, best first: $KVCC_NVCC alone where that is set, else the folders of PATH, CUDA_HOME,
+/// /usr/local/cuda, and the nvidia/cu13 wheel of VIRTUAL_ENV or of a .venv beside the build tree.
 std::vector<std::string> nvcc_places();
-/// The first of the places that is a program. Throws Error(failed) that says what to install.
+/// Oldest major version that compiles what kvcc generates (C++20).
+inline constexpr int kOldestNvcc = 12;
+
+/// There is no nvcc, or none that will do: kind `failed`, with what to install.
+struct NoNvcc : Error {
+  using Error::Error;
+};
+
+/// The first of the places that is a program and new enough. Throws NoNvcc; Error(failed) for one that does not answer.
 Nvcc find_nvcc(const std::vector<std::string>& places = nvcc_places());
 
 /// "sm_80,sm_90a" to its parts, sorted by number, each once. Throws Error(usage) for text that names no architecture.

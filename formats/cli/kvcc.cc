@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <memory>
 
+#include "codegen/build/nvcc.h"
 #include "formats/cli/program.h"
 #include "formats/cli/verbs.h"
 #include "formats/core/error.h"
@@ -21,6 +21,12 @@ namespace {
 
 namespace fs = std::filesystem;
 using kvcc::cli::Verb;
+
+constexpr const char* kCompletionHelp =
+    "Prints a script that completes verbs and options in a shell\n\n"
+    "Usage: kvcc completion bash|zsh\n\n"
+    "  bash: kvcc completion bash >> ~/.bash_completion\n"
+    "  zsh:  kvcc completion zsh > a folder of $fpath/_kvcc\n";
 
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
@@ -66,30 +72,36 @@ std::string torch_version() {
   return "";
 }
 
-/// "release 13.0, V13.0.88" of the nvcc on the PATH, "" without one.
-std::string nvcc_version() {
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> pipe(::popen("nvcc --version 2>/dev/null", "r"), ::pclose);
-  if (pipe == nullptr) return "";
-  std::string text;
-  char buffer[512];
-  while (std::fgets(buffer, sizeof buffer, pipe.get()) != nullptr) text += buffer;
-  const size_t start = text.find("release ");
-  return start == std::string::npos ? "" : text.substr(start, text.find('\n', start) - start);
+/// Version and place of the nvcc that `kvcc compile` would use, or why there is none.
+struct NvccFound {
+  std::string version, path, problem;
+};
+
+NvccFound find_nvcc() {
+  try {
+    const kvcc::codegen::Nvcc nvcc = kvcc::codegen::find_nvcc();
+    return {nvcc.version, nvcc.path, ""};
+  } catch (const kvcc::Error& error) {
+    return {"", "", error.found()};
+  }
 }
 
 int print_version(bool json) {
-  const std::string torch = torch_version(), nvcc = nvcc_version();
+  const std::string torch = torch_version();
+  const NvccFound nvcc = find_nvcc();
   if (json) {
     nlohmann::ordered_json document;
     document["version"] = KVCC_VERSION;
     document["formats"] = {{"codebook", "1.0"}, {"activations", 1}, {"kernels", 1}, {"json", 1}};
     document["libtorch"] = torch;
-    document["nvcc"] = nvcc;
+    document["nvcc"] = nvcc.version;
+    document["nvcc_path"] = nvcc.path;
     kvcc::cli::print_json(document);
     return 0;
   }
   fmt::print("kvcc {}\nformats: codebook 1.0 (reads 1.x), activations 1, kernels 1\nlibtorch: {}\nnvcc: {}\n",
-             KVCC_VERSION, torch.empty() ? "not found" : torch, nvcc.empty() ? "not on the PATH" : nvcc);
+             KVCC_VERSION, torch.empty() ? "not found" : torch,
+             nvcc.path.empty() ? nvcc.problem : fmt::format("{} ({})", nvcc.version, nvcc.path));
   return 0;
 }
 
@@ -154,11 +166,19 @@ int dispatch(const std::vector<std::string>& words) {
     return print_version(std::find(words.begin(), words.end(), "--json") != words.end());
   }
   if (first == "help" || first == "--help" || first == "-h") {
-    if (words.size() > 1 && first == "help") return exec_verb(find_verb(words[1]), {"--help"});
+    if (words.size() > 1 && first == "help" && words[1] == "completion") {
+      fmt::print("{}", kCompletionHelp);
+      return 0;
+    }
+    if (words.size() > 1 && first == "help" && words[1] != "help") return exec_verb(find_verb(words[1]), {"--help"});
     fmt::print("{}", usage());
     return 0;
   }
   if (first == "completion") {
+    if (words.size() > 1 && (words[1] == "--help" || words[1] == "-h")) {
+      fmt::print("{}", kCompletionHelp);
+      return 0;
+    }
     fmt::print("{}", kvcc::cli::completion_script(words.size() > 1 ? words[1] : ""));
     return 0;
   }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "formats/core/error.h"
+#include "formats/core/file.h"
 #include "formats/core/text.h"
 
 namespace kvcc::cli {
@@ -28,13 +29,6 @@ struct Failure {
 std::string environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
-}
-
-std::string default_cache_dir() {
-  // XDG: a relative $XDG_CACHE_HOME is to be ignored.
-  if (const std::string xdg = environment("XDG_CACHE_HOME"); xdg.starts_with('/')) return xdg + "/kvcc";
-  const std::string home = environment("HOME");
-  return (home.empty() ? "/tmp" : home + "/.cache") + "/kvcc";
 }
 
 int available_cores() {
@@ -105,6 +99,11 @@ Failure failure_of_current_exception() {
   } catch (const std::bad_alloc&) {
     return {static_cast<int>(ErrorKind::resource), "out of memory", "lower the sizes given, or use fewer --threads"};
   } catch (const std::system_error& error) {
+    if (error.code() ==
+        std::errc::resource_unavailable_try_again) {  // a thread's stack had no room, or a limit was met
+      return {static_cast<int>(ErrorKind::resource), "no memory for another thread, or too many threads",
+              "use fewer --threads"};
+    }
     const bool full = error.code() == std::errc::no_space_on_device || error.code() == std::errc::not_enough_memory;
     return {static_cast<int>(full ? ErrorKind::resource : ErrorKind::failed), error.what(), ""};
   } catch (const std::exception& error) {
@@ -134,7 +133,7 @@ void add_common_options(CLI::App& app, unsigned common, Common& values) {
   app.add_flag("-q,--quiet", values.quiet, "Only warnings and errors, no progress");
   app.add_flag("-v,--verbose", values.verbosity, "More log lines; twice: still more");
   if (common & kJson) app.add_flag("--json", values.json, "One JSON document on stdout and nothing else");
-  if (common & kResume) app.add_flag("--resume", values.resume, "Go on with what an interrupted run has kept");
+  if (common & kResume) app.add_flag("--resume", values.resume, "Keep what an earlier run has finished");
   if (common & kForce) app.add_flag("--force", values.force, "Start over, replacing what is there");
   if (common & kDryRun) app.add_flag("--dry-run", values.dry_run, "Print the plan and do nothing");
   if (common & kThreads) {
@@ -176,7 +175,7 @@ int run(int argc, char** argv, const std::string& verb, const std::string& summa
     return report(failure_of_current_exception(), json);
   }
   if (values.threads == 0) values.threads = available_cores();
-  if (values.cache_dir.empty()) values.cache_dir = default_cache_dir();
+  if (values.cache_dir.empty()) values.cache_dir = default_cache_folder();
   spdlog::set_level(values.quiet            ? spdlog::level::warn
                     : values.verbosity >= 2 ? spdlog::level::trace
                     : values.verbosity == 1 ? spdlog::level::debug

@@ -35,7 +35,7 @@ std::string replace_all(std::string text, const std::string& mark, const std::st
 
 std::span<const Verb> verbs() {
   static constexpr Verb kVerbs[] = {
-      {"calibrate", "collect, fit, and on request compile and evaluate, with good defaults", false},
+      {"calibrate", "collect, fit, and on request compile and evaluate, with good defaults", true},
       {"collect", "activations and Fisher diagonals of a model on a text", true},
       {"fit", "codebooks, thresholds and scales from activations", false},
       {"compile", "CUDA kernels from a codebook artifact", false},

@@ -10,7 +10,7 @@ namespace kvcc::cli {
 struct Verb {
   const char* name;
   const char* meaning;
-  bool torch;  ///< its program loads libtorch, and is absent from builds without it
+  bool torch;  ///< its program, or one that it starts, loads libtorch and is absent from builds without it
 };
 
 std::span<const Verb> verbs();

@@ -76,6 +76,13 @@ EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, cons
   return bits;
 }
 
+double mean_outlier_fraction(std::span<const float> fractions) {
+  if (fractions.empty()) return -1.0;
+  double sum = 0;
+  for (const float fraction : fractions) sum += fraction;
+  return sum / static_cast<double>(fractions.size());
+}
+
 double nominal_bits(const Scheme& scheme) { return (scheme.key.bits + scheme.value.bits) / 2.0; }
 
 }  // namespace kvcc

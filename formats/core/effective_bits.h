@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
@@ -26,6 +27,9 @@ struct EffectiveBits {
 };
 
 EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, const EffectiveBitsQuery& query = {});
+
+/// Mean of an artifact's measured fractions, as `key_outlier_fraction` takes it: -1 where nothing is measured.
+double mean_outlier_fraction(std::span<const float> fractions);
 
 /// Mean of the key's and the value's code width, e.g. 4 for nuq4.
 double nominal_bits(const Scheme& scheme);

@@ -1,6 +1,8 @@
 #include "formats/core/error.h"
 
 #include <unistd.h>
+
+#include <atomic>
 #include <csignal>
 
 namespace kvcc {
@@ -21,8 +23,11 @@ std::string message(const std::string& place, const std::string& found, const st
 }
 
 volatile std::sig_atomic_t pending_signal = 0;
+std::atomic<int> forward_to{0};
+static_assert(std::atomic<int>::is_always_lock_free, "used in a signal handler");
 
 extern "C" void on_stop_signal(int signal) {
+  if (const int group = forward_to; group > 0) ::kill(-group, signal);
   if (pending_signal != 0) _exit(128 + signal);
   pending_signal = signal;
 }
@@ -44,8 +49,21 @@ void install_interrupt_handlers() {
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction before = {};
+  sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
   // A file-size limit must reach us as EFBIG from write(), to be reported like a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
+}
+
+void forward_interrupts(int group) {
+  // Blocked meanwhile, so that a signal is passed on once: here or by the handler.
+  sigset_t stops, old;
+  sigfillset(&stops);
+  sigprocmask(SIG_BLOCK, &stops, &old);
+  forward_to = group;
+  if (group > 0 && pending_signal != 0) ::kill(-group, pending_signal);
+  sigprocmask(SIG_SETMASK, &old, nullptr);
 }
 
 void check_interrupt() {

@@ -43,14 +43,17 @@ inline Error bad_input(std::string place, std::string found, std::string wanted 
 class Interrupted : public std::runtime_error {
  public:
   explicit Interrupted(int signal) : std::runtime_error("interrupted"), signal_(signal) {}
-  int exit_code() const { return 128 + signal_; }  ///< 130 for SIGINT, 143 for SIGTERM
+  int exit_code() const { return 128 + signal_; }  ///< 130 for SIGINT, 143 for SIGTERM, 129 for SIGHUP
 
  private:
   int signal_;
 };
 
-/// Makes SIGINT and SIGTERM set a flag; a second one ends the process at once.
+/// Makes SIGINT, SIGTERM and (unless ignored, as under nohup) SIGHUP set a flag; a second one ends the process at once.
 void install_interrupt_handlers();
+/// From now on these signals are passed on to the process group `group` too; 0: no longer. A signal that came before is
+/// passed on now.
+void forward_interrupts(int group);
 /// Throws Interrupted when the flag is set. Call it between shards, layers and windows.
 void check_interrupt();
 

@@ -48,7 +48,7 @@ Error write_error(const std::string& path, int code, uint64_t needed) {
     }
     return Error(ErrorKind::resource, path, found, "", "free some space or write elsewhere");
   }
-  return Error(ErrorKind::bad_input, path, fmt::format("cannot be written: {}", std::strerror(code)));
+  return Error(ErrorKind::failed, path, fmt::format("cannot be written: {}", std::strerror(code)));
 }
 
 MappedFile::MappedFile(const std::string& path, bool allow_empty) : path_(path) {
@@ -164,6 +164,13 @@ std::string program_folder() {
   const fs::path program = fs::read_symlink("/proc/self/exe", error);
   if (error) throw Error(ErrorKind::failed, "/proc/self/exe", error.message());
   return program.parent_path().string();
+}
+
+std::string default_cache_folder() {
+  const char* xdg = std::getenv("XDG_CACHE_HOME");
+  if (xdg != nullptr && *xdg == '/') return std::string(xdg) + "/kvcc";
+  const char* home = std::getenv("HOME");
+  return (home == nullptr || *home == '\0' ? std::string("/tmp") : std::string(home) + "/.cache") + "/kvcc";
 }
 
 std::string share_folder() {

@@ -13,7 +13,7 @@
 namespace kvcc {
 
 /// The error for a failed write to `path` with errno `code`: Error(resource) with needed and free bytes when the disk
-/// is full or a file size limit is met, Error(bad_input) otherwise.
+/// is full or a file size limit is met, Error(failed) otherwise.
 Error write_error(const std::string& path, int code, uint64_t needed = 0);
 
 /// A read-only memory map of a whole file. Throws Error(bad_input) when missing, a folder, or empty with `allow_empty`
@@ -55,7 +55,7 @@ std::string read_text_file(const std::string& path);
 void write_text_file(const std::string& path, std::string_view text, bool sync_name = true);
 /// Leaves the file untouched (time stamp included) when it holds `text` already. Returns whether it wrote.
 bool write_if_different(const std::string& path, std::string_view text);
-/// Makes the folder with its parents. Throws Error(resource or bad_input).
+/// Makes the folder with its parents. Throws Error(resource, bad_input or failed).
 void make_folder(const std::string& path);
 
 /// Folder of the installed read-only data (device headers, templates, data set manifest): $KVCC_SHARE, else
@@ -63,5 +63,8 @@ void make_folder(const std::string& path);
 std::string share_folder();
 /// Folder of the running program.
 std::string program_folder();
+/// Where fetched data and compiled kernels are kept: $XDG_CACHE_HOME/kvcc, else ~/.cache/kvcc. As XDG has it, a
+/// relative $XDG_CACHE_HOME is ignored.
+std::string default_cache_folder();
 
 }  // namespace kvcc

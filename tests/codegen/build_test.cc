@@ -1,11 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <thread>
 
 #include "codegen/build/arguments.h"
 #include "codegen/build/nvcc.h"
-#include "codegen/build/process.h"
 #include "codegen/build/ptxas_report.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -16,15 +17,6 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-TEST(Process, OutputStatusAndFolder) {
-  const ProcessResult result = run_process({"sh", "-c", "pwd; echo e >&2; exit 3"}, "/");
-  EXPECT_EQ(result.status, 3);
-  EXPECT_EQ(result.output, "/\ne\n");
-  EXPECT_EQ(run_process({"sh", "-c", "kill -9 $$"}).status, 137);
-  EXPECT_EQ(run_process({"sh", "-c", "head -c 1000000 /dev/zero"}).output.size(), 1000000u);
-  EXPECT_THROW(run_process({"/no/such/program"}), Error);
-}
 
 TEST(Ptxas, ReportIsParsed) {
   const char* log =
@@ -83,16 +75,85 @@ TEST(Nvcc, FirstPlaceThatRunsIsAsked) {
   EXPECT_THAT(nvcc.virtual_archs, ElementsAre("compute_75", "compute_90"));
 }
 
+TEST(Nvcc, TheOneThatTheEnvironmentNamesIsTheOnlyOne) {
+  setenv("KVCC_NVCC", "/nowhere/nvcc", 1);
+  EXPECT_THAT(nvcc_places(), ElementsAre("/nowhere/nvcc"));
+  try {
+    find_nvcc();
+    ADD_FAILURE();
+  } catch (const NoNvcc& error) {
+    EXPECT_THAT(error.found(), HasSubstr("KVCC_NVCC"));
+  }
+  unsetenv("KVCC_NVCC");
+  EXPECT_GT(nvcc_places().size(), 1u);
+}
+
+TEST(Nvcc, TooOldOnesArePassedOverAndNamed) {
+  const made::TemporaryFolder folder;
+  const auto make = [&](const std::string& name, const std::string& version) {
+    write_text_file(folder / name,
+                    "#!/bin/sh\ncase $1 in --version) echo 'release, V" + version + "';; *) echo compute_90;; esac\n");
+    std::filesystem::permissions(folder / name, std::filesystem::perms::owner_all);
+    return folder / name;
+  };
+  const std::string old = make("old", "11.8.89"), good = make("good", "12.0.1");
+  EXPECT_EQ(find_nvcc({old, good}).path, good);
+  try {
+    find_nvcc({old});
+    FAIL();
+  } catch (const NoNvcc& error) {
+    EXPECT_THAT(error.what(), HasSubstr("old is of version 11.8.89"));
+    EXPECT_THAT(error.what(), HasSubstr("version 12 or newer"));
+  }
+}
+
 TEST(Nvcc, WithoutOneSaysWhatToInstall) {
   try {
     find_nvcc({"/nowhere/nvcc", "/"});
     FAIL();
-  } catch (const Error& error) {
+  } catch (const NoNvcc& error) {
     EXPECT_EQ(error.exit_code(), 1);
     EXPECT_THAT(error.hint(), HasSubstr("pip install 'nvidia-cuda-nvcc==13.0.*'"));
     EXPECT_THAT(error.hint(), HasSubstr("--emit-only"));
   }
   EXPECT_THROW(find_nvcc({"/bin/false"}), Error);  // runs, but is no nvcc
+}
+
+TEST(CompileUnit, FolderFollowsFromTheKeyAlone) {
+  // Line information and internal names hold the folder's path: another folder would be other bytes.
+  const made::TemporaryFolder folder;
+  write_text_file(folder / "nvcc",
+                  "#!/bin/sh\n[ -e left ] && exit 1\n[ -e slow.cuh ] && sleep 0.4\n"
+                  "while [ $# -gt 1 ]; do [ \"$1\" = -o ] && pwd > \"$2\"; shift; done; echo built >> \"$COUNT\"\n");
+  std::filesystem::permissions(folder / "nvcc", std::filesystem::perms::owner_all);
+  setenv("COUNT", (folder / "count").c_str(), 1);
+  const Nvcc nvcc{folder / "nvcc", "13.0.88", {}};
+  const std::string unit = folder / "unit";  // text that no other run of the test has
+  const auto compile = [&](const std::string& cache, bool slow = false) {
+    std::map<std::string, std::string> headers{{"a.cuh", "x"}};
+    if (slow) headers["slow.cuh"] = "x";
+    return compile_unit(nvcc, "k", unit, headers, "compute_80", folder / cache).binary;
+  };
+  const std::string first = compile("c1"), place = first.substr(0, first.size() - 1);
+  EXPECT_FALSE(std::filesystem::exists(place));
+  setenv("TMPDIR", (folder / "").c_str(), 1);
+  EXPECT_EQ(compile("c2"), first);
+  unsetenv("TMPDIR");
+  make_folder(place + "/left");  // by a killed process
+  EXPECT_EQ(compile("c3"), first);
+  EXPECT_FALSE(std::filesystem::exists(place));
+  // Two at once: the same folder, one after the other; with one cache the second takes what the first has made.
+  std::string one, two;
+  std::thread other([&] { one = compile("c4", true); });
+  two = compile("c5", true);
+  other.join();
+  EXPECT_EQ(one, two);
+  std::filesystem::remove(folder / "count");
+  std::thread third([&] { one = compile("c6", true); });
+  two = compile("c6", true);
+  third.join();
+  EXPECT_EQ(one, two);
+  EXPECT_EQ(read_text_file(folder / "count"), "built\n");
 }
 
 TEST(Arguments, AreThoseOfTheLaunchHeader) {

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <filesystem>
 
-#include "codegen/build/process.h"
 #include "codegen/emit/emit.h"
 #include "formats/core/file.h"
+#include "formats/core/process.h"
 #include "tests/codegen/made.h"
 #include "tests/kernels/cases.h"
 

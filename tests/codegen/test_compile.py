@@ -88,7 +88,7 @@ def test_unchanged_inputs_compile_nothing(built, work):
 
 def test_same_bytes_without_the_cache_in_another_folder(built, work, tmp_path):
     kvcc("compile", work / "tiny.kvcb", "--arch", "sm_80,sm_90", "-o", tmp_path / "elsewhere", "--cache-dir", tmp_path / "cache",
-         "--threads", 1)
+         "--threads", 1, env={"TMPDIR": str(tmp_path)})
     assert files(tmp_path / "elsewhere") == files(built[0])
 
 

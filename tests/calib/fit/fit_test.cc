@@ -181,8 +181,9 @@ TEST(Fit, F36F25NonFiniteInputsAreRefusedWithTheirPlace) {
             std::string::npos);
   layer = made_layer();
   layer.value_grad[2 * 10 + 4] = -std::numeric_limits<float>::infinity();
-  EXPECT_NE(message_of(layer, default_scheme()).find("layer 7 value gradient, head 0, sample 0, token 2, channel 4"),
-            std::string::npos);
+  const std::string message = message_of(layer, default_scheme());
+  EXPECT_NE(message.find("layer 7 value gradient, head 0, sample 0, token 2, channel 4"), std::string::npos);
+  EXPECT_NE(message.find("expects squared gradients"), std::string::npos);
 }
 
 TEST(Fit, F17OverflowOfTheStoredPrecisionIsRefused) {

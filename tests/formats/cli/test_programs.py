@@ -47,6 +47,30 @@ def test_version():
     assert document["formats"]["codebook"] == "1.0" and {"libtorch", "nvcc"} <= set(document)
 
 
+def test_version_names_the_nvcc_that_compile_would_use(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\ncase $1 in --version) echo V13.0.88;; *) echo compute_90;; esac\n")
+    nvcc.chmod(0o755)
+    assert f"nvcc: 13.0.88 ({nvcc})" in kvcc("--version", env={"KVCC_NVCC": str(nvcc)})[0]
+    document = kvcc_json("--version", env={"KVCC_NVCC": str(nvcc)})
+    assert document["nvcc"] == "13.0.88" and document["nvcc_path"] == str(nvcc)
+    assert "nvcc: /nowhere, which KVCC_NVCC names" in kvcc("--version", env={"KVCC_NVCC": "/nowhere"})[0]
+    needed = subprocess.run(["readelf", "-d", KVCC], capture_output=True, text=True, check=True).stdout
+    assert "libhdf5" not in needed, "the dispatcher must stay light"
+
+
+def test_help_of_what_is_no_program():
+    for arguments in (["help", "completion"], ["completion", "--help"]):
+        assert "Usage: kvcc completion bash|zsh" in kvcc(*arguments)[0]
+    assert kvcc("help", "help")[0] == kvcc("help")[0]
+
+
+def test_calibrate_without_libtorch_says_so(installed):
+    shutil.copy(BUILD / "libexec/kvcc/kvcc-schemes", installed / "libexec/kvcc/kvcc-calibrate")
+    _, err = kvcc("calibrate", "x", code=1, kvcc_program=installed / "bin/kvcc", env={"KVCC_TORCH_LIB": "", "LD_LIBRARY_PATH": ""})
+    assert "libtorch is not in" in err and "set KVCC_TORCH_LIB" in err
+
+
 def test_misspelt_verb_gets_the_nearest():
     _, err = kvcc("inspct", code=2)
     assert "unknown verb 'inspct'" in err and "did you mean 'inspect'?" in err

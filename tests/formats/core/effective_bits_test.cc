@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <vector>
+
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -82,6 +84,11 @@ TEST(EffectiveBits, RefusesNonsense) {
   EXPECT_THROW(effective_bits(parse_scheme("int4"), CacheShape{}), Error);
   EXPECT_THROW(effective_bits(parse_scheme("int4"), kSmolLm2, {.context = 0}), Error);
   EXPECT_THROW(effective_bits(parse_scheme("int4"), kSmolLm2, {.amortise = 0}), Error);
+}
+
+TEST(EffectiveBits, MeanFractionOfNoneIsNotZero) {
+  EXPECT_EQ(mean_outlier_fraction({}), -1.0);
+  EXPECT_DOUBLE_EQ(mean_outlier_fraction(std::vector<float>{0.25f, 0.5f}), 0.375);
 }
 
 }  // namespace

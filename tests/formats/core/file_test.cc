@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -124,6 +125,27 @@ TEST_F(File, ShareFolderFollowsTheEnvironmentOrTheTree) {
   setenv("KVCC_SHARE", "/elsewhere", 1);
   EXPECT_EQ(share_folder(), "/elsewhere");
   unsetenv("KVCC_SHARE");
+}
+
+TEST_F(File, AnUnwritablePlaceIsAFailureNotABadInput) {
+  for (const int code : {EACCES, EIO, EROFS}) EXPECT_EQ(write_error("a", code).kind(), ErrorKind::failed);
+  for (const int code : {ENOSPC, EDQUOT, EFBIG}) EXPECT_EQ(write_error("a", code).kind(), ErrorKind::resource);
+  try {
+    write_text_file("/proc/kvcc", "x");  // refused to root, too
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::failed);
+    EXPECT_THAT(error.what(), HasSubstr("/proc/kvcc: cannot be written"));
+  }
+}
+
+TEST(CacheFolder, RelativeXdgIsIgnored) {
+  setenv("HOME", "/h", 1);
+  setenv("XDG_CACHE_HOME", "/x", 1);
+  EXPECT_EQ(default_cache_folder(), "/x/kvcc");
+  setenv("XDG_CACHE_HOME", "relative", 1);
+  EXPECT_EQ(default_cache_folder(), "/h/.cache/kvcc");
+  unsetenv("XDG_CACHE_HOME");
 }
 
 TEST_F(File, Sha256OfKnownTexts) {

@@ -1,7 +1,7 @@
 // Writes a small activations folder for the tests of `kvcc fit`:
-//   make_activations FOLDER SAMPLES SEQLEN LAYERS SEED [no-fisher] [nan] [silent-head]
-// nan: one key is NaN; silent-head: the gradients of head 1 of the model's layer 2 are zero. Layer numbers are 0, 2, 4
-// …
+//   make_activations FOLDER SAMPLES SEQLEN LAYERS SEED [no-fisher] [nan] [silent-head] [wide]
+// wide: keys and values of 16 channels, which kernels serve, not of 8 and 6; nan: one key is NaN; silent-head: the
+// gradients of head 1 of the model's layer 2 are zero. Layer numbers are 0, 2, 4 …
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -26,8 +26,9 @@ int main(int argc, char** argv) {
   settings.model.name = "made";
   settings.model.architecture = "llama";
   settings.model.weights_sha256 = sha256_hex("weights");
-  settings.model.shape = {layers, 6, 2, 8, 6};
-  settings.model.rope.rotary_dim = 8;
+  const int key_dim = flags.contains("wide") ? 16 : 8, value_dim = flags.contains("wide") ? 16 : 6;
+  settings.model.shape = {layers, 6, 2, key_dim, value_dim};
+  settings.model.rope.rotary_dim = key_dim;
   settings.model.dtype = "F32";
   settings.tokenizer_sha256 = sha256_hex("tokenizer");
   settings.text_name = "made text";
@@ -55,8 +56,8 @@ int main(int argc, char** argv) {
           }
           if (!settings.fisher) g.clear();
         };
-        fill(shard.key, shard.key_grad, 8);
-        fill(shard.value, shard.value_grad, 6);
+        fill(shard.key, shard.key_grad, key_dim);
+        fill(shard.value, shard.value_grad, value_dim);
         if (flags.contains("nan") && s == settings.samples - 1 && l == 1) shard.key[5 * 16 + 11] = std::nanf("");
         writer.put(s, l, shard);
       }
