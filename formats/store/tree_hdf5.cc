@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -58,6 +59,16 @@ std::string library_message() {
       },
       &message);
   return message.empty() ? "HDF5 failed" : message;
+}
+
+/// When the library failed for want of memory rather than because of what a file of `bytes` bytes holds, throws
+/// Error(resource). A damaged file may ask for absurd sizes, so that what counts is whether a small multiple of the
+/// file itself can be had.
+void check_memory(const std::string& place, size_t bytes) {
+  if (library_message().find("alloc") == std::string::npos) return;
+  void* volatile probe = std::malloc(4 * bytes + (1 << 20));  // volatile: else the compiler leaves both calls out
+  std::free(probe);
+  if (probe == nullptr) throw Error(ErrorKind::resource, place, "no memory to read it: " + library_message());
 }
 
 /// Throws the writer's error unless `id` is valid: the image is made in memory, so that only memory can run out.
@@ -195,7 +206,9 @@ struct Reader {
     return bad_input(fmt::format("{}: {}", place, path), std::move(found), std::move(wanted));
   }
   void need(bool holds, const std::string& path) const {
-    if (!holds) throw refuse(path, fmt::format("damaged ({})", library_message()));
+    if (holds) return;
+    check_memory(place, file_bytes);
+    throw refuse(path, fmt::format("damaged ({})", library_message()));
   }
 
   /// Element type of an HDF5 type; text for fixed or variable strings.
@@ -402,6 +415,7 @@ Tree hdf5_to_tree(std::span<const std::byte> bytes, const std::string& place) {
   done(H5Pset_file_image(access, const_cast<std::byte*>(bytes.data()), bytes.size()));
   const Handle file(H5Fopen("image", H5F_ACC_RDONLY, access), H5Fclose);
   if (!file.valid()) {
+    check_memory(place, bytes.size());
     throw bad_input(place,
                     fmt::format("damaged or truncated HDF5 file of {} bytes ({})", bytes.size(), library_message()));
   }

@@ -1,5 +1,6 @@
 """kvcc collect against transformers' autograd, and what happens when it is stopped, killed or fed NaN."""
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -181,7 +182,79 @@ def test_interrupt_keeps_what_is_done_and_says_how_to_go_on(tiny):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130 and "--resume" in stderr
-    assert list(out.glob("s*/l*.h5"))
+    # Every shard that has its name is listed too, so that it counts, and nothing is left half-written.
+    there = {str(p.relative_to(out)): p.stat().st_size for p in out.glob("s*/l*.h5")}
+    journal = [line.split(" ") for line in (out / "manifest.journal").read_text().splitlines()]
+    assert there and there == {name: int(size) for name, size, _ in journal}
+    assert not list(out.rglob("*.partial-*"))
+
+
+def test_interrupt_drains_the_queue_of_shards():
+    """Shards that wait to be written when the interrupt comes are written."""
+    probe = subprocess.run([str(BUILD / "tests/bin/shard_queue_probe")], capture_output=True, text=True, check=True)
+    assert probe.stdout.split() == ["4", "4"]
+
+
+def test_second_writer_is_refused_by_name(tiny):
+    path, _, _, folder = tiny
+    random_ids(folder / "many.npy", 40, 512)
+    arguments = [path, "-o", folder / "a.acts", "--ids", folder / "many.npy", "--samples", 40, "--seqlen", 512]
+    first = subprocess.Popen([str(COLLECT), *map(str, arguments)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while first.poll() is None and not list((folder / "a.acts").glob("s*/l*.h5")):
+        time.sleep(0.002)
+    assert first.poll() is None
+    error = collect(*arguments, "--resume", code=3).stderr
+    first.kill()
+    first.wait()
+    assert "a.acts: another process is writing it" in error
+    collect(*arguments, "--resume")  # a lock dies with its process
+
+
+def test_resuming_a_whole_folder_loads_no_model(tmp_path):
+    """Weights stored as bfloat16 are converted when they are loaded: twice their file in memory."""
+    model = tiny_llama(tmp_path / "model", hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    converted = sum(p.numel() for p in model.parameters()) * 4
+    random_ids(tmp_path / "ids.npy", 1, 8)
+    arguments = [tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 1, "--seqlen", 8, "--quiet"]
+    first = peak_bytes(COLLECT, *arguments)
+    before = contents(tmp_path / "a.acts")
+    again = peak_bytes(COLLECT, *arguments, "--resume")
+    assert first - again > 0.8 * converted, (first, again, converted)
+    assert contents(tmp_path / "a.acts") == before
+
+
+def on_a_terminal(*command):
+    """What a program writes to a terminal of 100 columns that is its stderr, and its exit code."""
+    import fcntl, os, pty, struct, termios
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not piece:
+            break
+        seen += piece
+    os.close(ours)
+    return seen.decode(), process.wait()
+
+
+def test_progress_bar_with_time_left_on_a_terminal(tiny):
+    path, _, _, folder = tiny
+    random_ids(folder / "many.npy", 12, 512)
+    arguments = [path, "-o", folder / "a.acts", "--ids", folder / "many.npy", "--samples", 12, "--seqlen", 512, "--threads", 1]
+    text, code = on_a_terminal(COLLECT, *arguments)
+    assert code == 0
+    bars = [line for line in re.split(r"[\r\n]+", text) if "elapsed" in line]
+    assert any(re.search(r"collect \[=* *\] \d+/108 +\d+%  \d+:\d\d elapsed, \d+:\d\d left", bar) for bar in bars), text
+    assert re.search(r"collect \[=+\] 108/108 100%", bars[-1]), text
+    quiet, code = on_a_terminal(COLLECT, *arguments, "--force", "--quiet")
+    assert code == 0 and quiet == ""
 
 
 def test_F47_resume_under_other_settings_is_refused(tiny):
@@ -190,6 +263,11 @@ def test_F47_resume_under_other_settings_is_refused(tiny):
     collect(*common, "--seqlen", 96)
     refused = collect(*common, "--seqlen", 64, "--resume", code=3)
     assert "seqlen: 96 there, 64 now" in refused.stderr and "--force" in refused.stderr
+    config = json.loads((path / "config.json").read_text())
+    config["rms_norm_eps"] = 1e-4  # decides the activations, and is in no weight file
+    (path / "config.json").write_text(json.dumps(config))
+    refused = collect(*common, "--seqlen", 96, "--resume", code=3)
+    assert "decoder.norm_epsilon: 1e-06 there, 0.0001 now" in refused.stderr
     collect(*common, "--seqlen", 64, "--force")
     assert json.loads((folder / "a.acts/manifest.json").read_text())["settings"]["seqlen"] == 64
 
@@ -254,12 +332,92 @@ def test_F19_too_short_a_text(tiny):
 def test_F67_memory_is_estimated_before_the_run(tiny):
     path, _, _, folder = tiny
     np.save(folder / "long.npy", np.zeros(200_001, np.int32))
-    common = [path, "-o", folder / "a.acts", "--ids", folder / "long.npy", "--samples", 1, "--seqlen", 200_000]
+    common = [path, "-o", folder / "a.acts", "--ids", folder / "long.npy", "--samples", 1, "--seqlen", 200_000, "--beyond-context"]
     error = collect(*common, "--max-memory", "64MiB", code=4).stderr
     assert "64.0 MiB" in error and "--seqlen" in error and not (folder / "a.acts").exists()
     plan = json.loads(collect(*common, "--dry-run", "--json").stdout)
     assert plan["tokens"] == 200_000 and plan["disk_bytes"] > 200_000 * 3 * 2 * 32 * 4 * 4
     assert not (folder / "a.acts").exists()
+
+
+def test_F67_self_sampling_is_estimated_too(tiny):
+    """All samples are sampled together: many of them need more than the pass over one."""
+    path, _, _, folder = tiny
+    common = [path, "-o", folder / "a.acts", "--dataset", "self", "--seqlen", 512]
+    few = json.loads(collect(*common, "--samples", 2, "--dry-run", "--json").stdout)["peak_memory_bytes"]
+    many = json.loads(collect(*common, "--samples", 1000, "--dry-run", "--json").stdout)["peak_memory_bytes"]
+    assert many > few + 900 * 512 * 3 * 2 * 2 * 32 * 4  # samples, tokens, layers, key and value, heads, channels, bytes
+    error = collect(*common, "--samples", 1000, "--max-memory", few + (1 << 20), code=4).stderr
+    assert "sampling" in error and "--samples" in error and "--seqlen" in error and "--max-memory" in error
+    assert not (folder / "a.acts").exists()
+
+
+def test_self_sampling_estimate_holds(tiny):
+    path, _, _, folder = tiny
+    arguments = [path, "-o", folder / "a.acts", "--dataset", "self", "--samples", 200, "--seqlen", 160, "--no-fisher"]
+    plan = json.loads(collect(*arguments, "--dry-run", "--json").stdout)["peak_memory_bytes"]
+    peak = peak_bytes(COLLECT, *arguments, "--quiet")
+    assert 0.4 * plan < peak < 1.05 * plan, (plan, peak)
+
+
+def limited(mib, *arguments, program=COLLECT):
+    """Under `ulimit -v`, with as few threads as can be: each takes address space."""
+    script = f'ulimit -v {mib * 1024}; exec "$0" "$@"'
+    return subprocess.run(["bash", "-c", script, str(program), *map(str, arguments)], capture_output=True, text=True)
+
+
+def address_space_of(*command):
+    """Largest VmSize of a run, in MiB; sampled, so somewhat below the truth."""
+    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    most = 0
+    while process.poll() is None:
+        try:
+            status = open(f"/proc/{process.pid}/status").read()
+            most = max([most] + [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmPeak")])
+        except (FileNotFoundError, ProcessLookupError):
+            break
+        time.sleep(0.002)
+    assert process.wait() == 0
+    return most // 1024
+
+
+def test_F68_collect_under_a_limit_on_the_address_space(tiny):
+    path, _, _, folder = tiny
+    common = ["--ids", folder / "ids.npy", "--samples", 3, "--seqlen", 96, "--threads", 1]
+    needed = address_space_of(COLLECT, path, "-o", folder / "free.acts", *common)
+    plan = json.loads(collect(path, "-o", folder / "x.acts", *common, "--dry-run", "--json").stdout)
+    enough = needed + plan["peak_memory_bytes"] // (1 << 20)  # the estimate counts libraries that are mapped already
+    done = limited(enough, path, "-o", folder / "enough.acts", *common)
+    assert done.returncode == 0, done.stderr
+    assert contents(folder / "enough.acts") == contents(folder / "free.acts")
+    done = limited(needed - 16, path, "-o", folder / "little.acts", *common)
+    assert done.returncode == 4, (needed, done.returncode, done.stderr)
+    assert "memory" in done.stderr and "terminate" not in done.stderr
+    assert not (folder / "little.acts").exists()
+
+
+def test_F68_fit_under_a_limit_on_the_address_space(tiny):
+    path, _, _, folder = tiny
+    random_ids(folder / "many.npy", 8, 512)
+    collect(path, "-o", folder / "a.acts", "--ids", folder / "many.npy", "--samples", 8, "--seqlen", 512)
+    fit = BUILD / "libexec/kvcc/kvcc-fit"
+    arguments = [folder / "a.acts", "--scheme", "kvcc-nuq4-1%-sink1", "--threads", 1]
+    needed = address_space_of(fit, *arguments, "-o", folder / "free.kvcb")
+    done = limited(needed + 16, *arguments, "-o", folder / "enough.kvcb", program=fit)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "enough.kvcb").read_bytes() == (folder / "free.kvcb").read_bytes()
+    base = address_space_of(fit, "--version")
+    refused = 0
+    for limit in range(base + 1, needed, max(1, (needed - base) // 6)):
+        name = f"little{limit}.kvcb"
+        done = limited(limit, *arguments, "-o", folder / name, program=fit)
+        if done.returncode == 0:  # what was sampled need not be needed
+            assert (folder / name).read_bytes() == (folder / "free.kvcb").read_bytes()
+            continue
+        assert done.returncode == 4, (limit, needed, done.returncode, done.stderr)
+        assert "memory" in done.stderr and not (folder / name).exists()
+        refused += 1
+    assert refused > 0, (base, needed)
 
 
 def peak_bytes(*command):
@@ -273,7 +431,7 @@ def test_dry_run_estimate_holds(tiny):
     """The estimate is at least what a run takes, and recompute lowers both."""
     path, _, _, folder = tiny
     model = tiny_llama(folder / "wide", hidden_size=256, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8,
-                       num_key_value_heads=4, head_dim=32)
+                       num_key_value_heads=4, head_dim=32, max_position_embeddings=1024)
     random_ids(folder / "one.npy", 1, 1024)
     peaks = {}
     for recompute in ("off", "on"):
@@ -339,10 +497,22 @@ def test_wrong_usage(tiny):
         assert not (folder / "a.acts").exists()
 
 
+def test_fewer_samples_than_asked_for_are_not_passed_over(tiny):
+    path, _, _, folder = tiny
+    common = [path, "--ids", folder / "ids.npy", "--seqlen", 96, "--no-fisher"]
+    assert "ids.npy has 3 samples only, 5 were asked for" in collect(*common, "-o", folder / "a.acts", "--samples", 5).stderr
+    assert "asked for" not in collect(*common, "-o", folder / "b.acts", "--samples", 3).stderr
+
+
 def test_F14_longer_than_the_model_keeps_its_own_rope(tmp_path):
-    """No scaling is put in silently: the keys of a long sample equal those of transformers' unscaled model, and it warns."""
+    """Only when asked for, and no scaling is put in silently: the keys of a long sample equal those of transformers'
+    unscaled model, and it warns."""
     model = tiny_llama(tmp_path / "model", max_position_embeddings=32)
     ids = random_ids(tmp_path / "ids.npy", 1, 96)
-    done = collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 1, "--seqlen", 96)
+    arguments = [tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 1, "--seqlen", 96]
+    error = collect(*arguments, code=2).stderr
+    assert "--seqlen 96" in error and "at most 32" in error and "--beyond-context" in error
+    assert not (tmp_path / "a.acts").exists()
+    done = collect(*arguments, "--beyond-context")
     assert "more than the model was made for (32)" in done.stderr
     assert_equals_autograd(model, tmp_path / "a.acts", ids)
