@@ -117,6 +117,9 @@ int main(int argc, char** argv) {
         app.add_option("--dtype", options.dtype,
                        "of keys, values, queries and weights that kernels read: f16, bf16, f32")
             ->capture_default_str();
+        app.footer(
+            "nvcc is the one that $KVCC_NVCC names, else the first of version 12 or newer in PATH, CUDA_HOME, "
+            "/usr/local/cuda and the virtual environment.");
         app.add_flag("--emit-only", options.emit_only, "write the sources alone; needs no nvcc");
       },
       [&](const kvcc::cli::Common& common) { return body(options, common); });
