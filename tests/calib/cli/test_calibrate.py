@@ -109,6 +109,12 @@ def test_the_chain(tree):
     assert tree.calls().count("kvcc-eval") == 1
 
 
+def test_permission_to_go_beyond_the_context_reaches_both_stages(tree):
+    tree.run("--beyond-context", "--eval", "--eval-ids", tree.work / "ids.npy")
+    calls = [line for line in tree.calls().splitlines() if "--beyond-context" in line]
+    assert [line.split()[0] for line in calls] == ["kvcc-collect", "kvcc-eval"]
+
+
 def test_without_nvcc_the_rest_is_done_with_a_warning(tree):
     document, err = tree.json("--compile", "sm_80", "--eval", "--eval-ids", tree.work / "ids.npy",
                                 KVCC_NVCC="/nowhere/nvcc")
