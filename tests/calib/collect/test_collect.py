@@ -401,14 +401,14 @@ def test_F68_fit_under_a_limit_on_the_address_space(tiny):
     random_ids(folder / "many.npy", 8, 512)
     collect(path, "-o", folder / "a.acts", "--ids", folder / "many.npy", "--samples", 8, "--seqlen", 512)
     fit = BUILD / "libexec/kvcc/kvcc-fit"
-    arguments = [folder / "a.acts", "--scheme", "kvcc-nuq4-1%-sink1", "--threads", 1]
+    arguments = [folder / "a.acts", "--scheme", "kvcc-nuq4-1%-sink1", "--threads", 2]
     needed = address_space_of(fit, *arguments, "-o", folder / "free.kvcb")
     done = limited(needed + 16, *arguments, "-o", folder / "enough.kvcb", program=fit)
     assert done.returncode == 0, done.stderr
     assert (folder / "enough.kvcb").read_bytes() == (folder / "free.kvcb").read_bytes()
     base = address_space_of(fit, "--version")
     refused = 0
-    for limit in range(base + 1, needed, max(1, (needed - base) // 6)):
+    for limit in range(base + 4, needed, max(1, (needed - base) // 24)):
         name = f"little{limit}.kvcb"
         done = limited(limit, *arguments, "-o", folder / name, program=fit)
         if done.returncode == 0:  # what was sampled need not be needed
