@@ -516,3 +516,27 @@ def test_F14_longer_than_the_model_keeps_its_own_rope(tmp_path):
     done = collect(*arguments, "--beyond-context")
     assert "more than the model was made for (32)" in done.stderr
     assert_equals_autograd(model, tmp_path / "a.acts", ids)
+
+
+def add_tokenizer(folder):
+    """A byte-level tokenizer of 256 tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    oracle = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    oracle.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    oracle.save(str(folder / "tokenizer.json"))
+
+
+def test_F18_tokenising_shows_its_progress(tiny):
+    """Two files: the bar is of the bytes of both."""
+    path, _, _, folder = tiny
+    add_tokenizer(path)
+    (folder / "a.txt").write_text("words and words\n" * 200_000)
+    (folder / "b.txt").write_text("more words\n" * 1000)
+    total = sum((folder / name).stat().st_size for name in ("a.txt", "b.txt"))
+    text, code = on_a_terminal(COLLECT, path, "-o", folder / "a.acts", "--text", folder / "a.txt", folder / "b.txt", "--samples", 1,
+                               "--seqlen", 32)
+    assert code == 0, text
+    bars = re.findall(r"tokenise, bytes \[=* *\] (\d+)/(\d+)", text)
+    assert len(bars) >= 2 and all(int(whole) == total for _, whole in bars), text
+    assert int(bars[0][0]) < total and int(bars[-1][0]) == total
