@@ -39,23 +39,23 @@ def test_quality_is_ordered_and_near(result):
 
 @pytest.mark.parametrize("index", range(3))
 def test_packed_window_equals_the_simulated_one(result, index):
-    """Pack, unpack and dequantise a real window; bit-equal to what eval simulates."""
+    """Pack, unpack and dequantise a real window, the sink included; bit-equal to what eval's own SimulatedCache gives."""
     folder, document = result
     driver = BUILD / "tests/bin/pack_window"
     for layer in (0, 13, 29):
         done = subprocess.run([driver, folder / "s.acts" / "s0001" / f"l{layer:04}.h5", document["results"][index]["codebook"],
                                str(layer)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        assert found["sink"] == 1
+        for tensor in (found["key"], found["value"]):
+            assert tensor["elements"] == 2048 * 3 * 64 and tensor["differing"] == 0 and tensor["outliers"] > 0
+            assert tensor["device"] == 1, "the device text of pack and dequantise was not run, or gives other bytes"
+            assert tensor["changed"] > 0.9 * tensor["elements"], "quantising changes nearly every number"
 
 
-def test_inspect_answers_quickly_and_validate_agrees(result):
+def test_validate_agrees_and_inspect_shows_every_head(result):
     folder, document = result
-    import time
     kvcc("validate", *[row["codebook"] for row in document["results"]], folder / "s.acts")
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        shown = kvcc_json("inspect", document["results"][0]["codebook"])
-        seconds.append(time.perf_counter() - start)
-    assert len(shown["layers"]) == 30 and len(shown["layers"][0]["key"]) == 3
-    print(f"inspect --json: {min(seconds) * 1000:.0f} ms")
+    shown = kvcc_json("inspect", document["results"][0]["codebook"])
+    assert len(shown["layers"]) == 30 and all(len(layer["key"]) == 3 for layer in shown["layers"])
