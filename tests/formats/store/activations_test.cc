@@ -173,6 +173,7 @@ TEST(Activations, F47ResumeUnderOtherSettingsIsRefusedFieldByField) {
 TEST(Activations, F47ADecodersConfigurationDecidesToo) {
   const TemporaryFolder folder;
   ActivationsSettings settings = made::settings();
+  settings.decoder_json = "";
   write_all(folder / "old", settings);  // a folder that says nothing of it
   settings.decoder_json = R"({"norm_epsilon":1e-05,"hidden":48})";
   write_all(folder / "a", settings);

@@ -112,6 +112,7 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
 inline ActivationsSettings settings(int samples = 2, int layers = 3, int seqlen = 5) {
   ActivationsSettings out;
   out.model = model(layers);
+  out.decoder_json = R"({"hidden":32,"norm_epsilon":1e-05})";
   out.tokenizer_sha256 = sha256_hex("tokenizer");
   out.text_name = "текст.txt";
   out.text_sha256 = sha256_hex("text");
