@@ -35,12 +35,15 @@ APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip cu
        libhdf5-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev nlohmann-json3-dev libpcre2-dev \
        libssl-dev librapidcheck-dev
 
-.PHONY: build demo test full check format bench install clean help deps apt venv oracles nvcc model text golden
+.PHONY: build tests demo test full check format bench install clean help deps apt venv oracles nvcc model text golden
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
 
 build: $(BUILD)/build.ninja  ## Release build into build/ (installs what it needs)
+	@cmake --build $(BUILD) -j $(JOBS) --target programs
+
+tests: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS)
 
 $(BUILD)/build.ninja: CMakeLists.txt tests/CMakeLists.txt | deps
@@ -101,17 +104,17 @@ define ctest
 	if [ -n "$$skips" ]; then echo "Skipped:"; echo "$$skips"; else echo "No test was skipped."; fi; exit $$status
 endef
 
-test: build oracles model nvcc  ## all tests but the long ones (under fifteen minutes on two cores)
+test: tests oracles model nvcc  ## all tests but the long ones (under fifteen minutes on two cores)
 	$(call ctest,-LE full)
 
-full: build oracles model nvcc  ## all tests
+full: tests oracles model nvcc  ## all tests
 	$(call ctest)
 
 SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cuh' '*.inc' | grep -v '^tests/golden/')
 format:  ## clang-format (Debian 12's, version 14) over the tree
 	@clang-format -i $(filter-out %.inc,$(SOURCES))
 
-check: build oracles  ## formatter, include rules, and the tests without torch under ASan and UBSan
+check: tests oracles  ## formatter, include rules, and the tests without torch under ASan and UBSan
 	@clang-format --dry-run -Werror $(filter-out %.inc,$(SOURCES))
 	@cd $(BUILD) && ctest --output-on-failure -R '^(Includes|Headers|Structure)'
 	cmake -S . -B $(BUILD)-sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVCC_TORCH=OFF \
@@ -119,7 +122,7 @@ check: build oracles  ## formatter, include rules, and the tests without torch u
 	cmake --build $(BUILD)-sanitize -j $(JOBS)
 	cd $(BUILD)-sanitize && ctest --output-on-failure -j $(JOBS) -LE 'full|oracle'
 
-golden: build  ## rewrite the kept emitted units in tests/golden
+golden: tests  ## rewrite the kept emitted units in tests/golden
 	KVCC_UPDATE_GOLDEN=1 $(BUILD)/tests/test_codegen --gtest_filter='*olden*'
 
 bench: build oracles model  ## speed and memory as ratios against the reference, in one run (about ten minutes)

@@ -131,6 +131,8 @@ uint32_t fewest_distinct(const Codebook& codebook) {
   return fewest;
 }
 
+bool has_kmeans(const Scheme& s) { return s.key.grid == kvcc::Grid::nuq || s.value.grid == kvcc::Grid::nuq; }
+
 /// The steps of a fit in words.
 std::string explanation(const Scheme& s) {
   const auto grid = [](const kvcc::TensorScheme& t) {
@@ -150,6 +152,12 @@ std::string explanation(const Scheme& s) {
                              s.sparse / 2, 1 - s.sparse / 2, tokens)
                : fmt::format("each channel's least and greatest value over {}", tokens);
   };
+  if (!has_kmeans(s)) {
+    return fmt::format(
+        "{}\n  keys:     {}, in {}\n  values:   {}, in {}\n  exact at inference: the first {} and the last {} tokens "
+        "(fp16)\n",
+        to_string(s), grid(s.key), range(s.key), grid(s.value), range(s.value), s.sink, s.residual);
+  }
   const char* weight = s.weight == kvcc::FitWeight::none ? "none"
                        : s.weight == kvcc::FitWeight::f  ? "squared gradient"
                                                          : "squared gradient times squared scale";
@@ -175,7 +183,8 @@ class Fit {
                     "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + text);
       }
       if (!seen.insert(to_string(job.scheme)).second) throw Error(ErrorKind::usage, "--scheme " + text, "given twice");
-      if (!settings_.fisher && job.scheme.weight != kvcc::FitWeight::none) {
+      const bool weighs = job.scheme.weight != kvcc::FitWeight::none && has_kmeans(job.scheme);
+      if (!settings_.fisher && weighs) {
         throw kvcc::bad_input(options_.activations, "no gradients (collected with --no-fisher)",
                               "gradients, which scheme " + text + " weighs with",
                               "collect without --no-fisher, or spell the scheme out with weight=none");

@@ -64,14 +64,6 @@ CacheShape shape_of(const DecoderConfig& c) {
           static_cast<int>(c.head_dim), static_cast<int>(c.head_dim)};
 }
 
-double artifact_outliers(const Codebook& codebook) {
-  const std::vector<float>& fractions = codebook.key.outlier_fraction;
-  if (fractions.empty()) return -1.0;
-  double sum = 0;
-  for (float f : fractions) sum += f;
-  return sum / static_cast<double>(fractions.size());
-}
-
 /// One window: forward passes of full precision and all subjects, then their predictions chunk by chunk.
 class WindowPass {
  public:
@@ -193,7 +185,8 @@ EvalReport evaluate_windows(const ModelFiles& files, const std::vector<std::vect
     EvalResult result = summarise(rows[i + 1], rows[0]);
     result.key_outlier_fraction = caches[i]->key_outlier_fraction();
     EffectiveBitsQuery query = bits;
-    if (subjects[i].codebook) query.key_outlier_fraction = artifact_outliers(*subjects[i].codebook);
+    if (subjects[i].codebook)
+      query.key_outlier_fraction = mean_outlier_fraction(subjects[i].codebook->key.outlier_fraction);
     result.effective = effective_bits(subjects[i].scheme, shape, query);
     report.results.push_back(std::move(result));
   }

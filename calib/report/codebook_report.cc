@@ -72,6 +72,21 @@ void append_tensor(const Codebook& codebook, size_t layer, bool key, std::vector
   }
 }
 
+struct Flag {
+  const char *name, *meaning;
+};
+constexpr Flag kFlags[] = {
+    {"constant-channels", "channels that never change on the calibration text; they decode exactly"},
+    {"no-fisher", "no gradient reached the head: its k-means is unweighted. Calibrate on more text"},
+    {"first-token",
+     "over half of the Fisher mass is on the first token of the samples: keep it exact (-sink1) and out of "
+     "the fit, as the kvcc presets do"},
+    {"offset",
+     "a channel whose mean is over 8 standard deviations from 0, such as a key bias: only a per-channel zero "
+     "point, which channel schemes have, keeps it from wasting the range"},
+    {"few-levels", "fewer different levels than codes: too few different values, or more bits than they need"},
+};
+
 std::string number(double value, const char* format) {
   return std::isnan(value) ? "-" : fmt::format(fmt::runtime(format), value);
 }
@@ -105,6 +120,13 @@ const std::vector<HeadColumn>& head_columns() {
       {"flags", nullptr, [](const R& r) { return fmt::format("{}", fmt::join(r.flags, ",")); }},
   };
   return all;
+}
+
+std::string flag_meaning(const std::string& flag) {
+  for (const Flag& known : kFlags) {
+    if (flag == known.name) return known.meaning;
+  }
+  return "";
 }
 
 std::vector<HeadReport> head_reports(const Codebook& codebook) {

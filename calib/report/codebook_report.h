@@ -48,6 +48,9 @@ struct HeadFilter {
   int top = 0;       ///< first rows only; 0: all
 };
 
+/// What a flag means and what to do, one line; "" for a flag that is not known.
+std::string flag_meaning(const std::string& flag);
+
 std::vector<HeadReport> head_reports(const Codebook& codebook);
 std::vector<HeadReport> select_heads(std::vector<HeadReport> heads, const HeadFilter& filter);
 

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "calib/report/codebook_report.h"
 #include "formats/cli/program.h"
@@ -33,6 +34,14 @@ struct Options {
 constexpr size_t kLevelsShown = 8;
 
 std::string short_hash(const std::string& sha256) { return sha256.substr(0, 12); }
+
+/// What the columns and the flags in the table mean.
+void print_legend(const std::vector<kvcc::HeadReport>& heads) {
+  fmt::print("\noutl.: share stored exactly; wsse: sum of Fisher x squared error; dB: signal to error\n");
+  std::set<std::string> flags;
+  for (const kvcc::HeadReport& head : heads) flags.insert(head.flags.begin(), head.flags.end());
+  for (const std::string& flag : flags) fmt::print("{}: {}\n", flag, kvcc::flag_meaning(flag));
+}
 
 void print_model(const kvcc::ModelInfo& model) {
   const kvcc::CacheShape& shape = model.shape;
@@ -78,6 +87,7 @@ int inspect_codebook(const Options& options, const Common& common) {
              from.date.empty() ? "" : " on " + from.date, short_hash(from.activations_sha256));
   if (!options.selects()) {
     fmt::print("{}", kvcc::cli::table(kvcc::layer_table(heads)));
+    print_legend(heads);
     return 0;
   }
   fmt::print("{}", kvcc::cli::table(kvcc::head_table(heads)));

@@ -52,7 +52,8 @@ Error write_error(const std::string& path, int code, uint64_t needed) {
 }
 
 MappedFile::MappedFile(const std::string& path, bool allow_empty) : path_(path) {
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  // Not blocking: a FIFO without a writer would hang the open; it is refused below.
+  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
   if (file.value < 0) throw bad_input(path, errno == ENOENT ? "no such file" : std::strerror(errno));
   struct stat info = {};
   if (::fstat(file.value, &info) != 0) throw bad_input(path, std::strerror(errno));

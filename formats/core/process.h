@@ -18,8 +18,8 @@ struct ProcessOptions {
   std::string folder = {};  ///< the program's working folder; "": ours
   Stream standard_output = Stream::capture, standard_error = Stream::capture;
   std::string output_file = {};  ///< when not empty, standard output goes to this file instead
-  size_t keep = SIZE_MAX;   ///< how much of the captured output is kept; the end counts
-  bool own_group = false;   ///< the program hears of interrupts from us alone, once each, and may save what is done
+  size_t keep = SIZE_MAX;        ///< how much of the captured output is kept; the end counts
+  bool own_group = false;  ///< the program hears of interrupts from us alone, once each, and may save what is done
 };
 
 struct ProcessResult {

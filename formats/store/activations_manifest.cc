@@ -53,6 +53,10 @@ void check_settings(const ActivationsSettings& settings, const std::string& plac
        fmt::format("model of {} layers, {} kv heads, head dims {} and {}", shape.layers, shape.kv_heads, shape.head_dim,
                    shape.value_head_dim),
        "all positive");
+  need(shape.layers <= 65536 && shape.kv_heads <= 65536 && shape.head_dim <= 65536 && shape.value_head_dim <= 65536,
+       fmt::format("model of {} layers, {} kv heads, head dims {} and {}", shape.layers, shape.kv_heads, shape.head_dim,
+                   shape.value_head_dim),
+       "at most 65536 of each");
   need(settings.samples > 0 && settings.samples < 1'000'000 && settings.seqlen > 0 && settings.seqlen < (1 << 30),
        fmt::format("{} samples of {} tokens", settings.samples, settings.seqlen), "both positive");
   need(static_cast<int>(settings.layer_index.size()) == shape.layers,

@@ -151,6 +151,9 @@ def test_activations_without_gradients(tmp_path):
     acts = make(tmp_path / "plain.acts", 2, 40, 2, 1, "no-fisher")
     refused = fit(acts, tmp_path / "x.kvcb", WIDTHS[:1], code=3)
     assert "--no-fisher" in refused.stderr and "weight=none" in refused.stderr
+    # Levels that are given need no weights.
+    fit(acts, tmp_path / "int.kvcb", ["int4-channel-prerope"])
+    assert (tmp_path / "int.kvcb").exists()
     fit(acts, tmp_path / "x.kvcb", [UNWEIGHTED])
     assert (tmp_path / "x.kvcb").exists()
 

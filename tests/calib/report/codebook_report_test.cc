@@ -102,5 +102,12 @@ TEST(Report, FiltersNameWhatIsNotThere) {
   EXPECT_THAT(select_heads(head_reports(codebook), filter), SizeIs(1));
 }
 
+TEST(Report, EveryFlagHasAMeaning) {
+  for (const char* flag : {"constant-channels", "no-fisher", "first-token", "offset", "few-levels"}) {
+    EXPECT_FALSE(flag_meaning(flag).empty()) << flag;
+  }
+  EXPECT_EQ(flag_meaning("nonsense"), "");
+}
+
 }  // namespace
 }  // namespace kvcc

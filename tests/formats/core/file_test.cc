@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -50,6 +51,8 @@ TEST_F(File, MappedFileRefusesWhatIsNoFile) {
   EXPECT_THROW(MappedFile{at("none")}, Error);
   EXPECT_THROW(MappedFile{at("")}, Error);
   EXPECT_THROW(MappedFile{"/dev/null"}, Error);
+  ASSERT_EQ(::mkfifo(at("fifo").c_str(), 0600), 0);
+  EXPECT_THROW(MappedFile{at("fifo")}, Error);  // a blocking open would never return
   write_text_file(at("empty"), "");
   EXPECT_THROW(MappedFile{at("empty")}, Error);
   EXPECT_EQ(MappedFile(at("empty"), true).bytes().size(), 0u);
