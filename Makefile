@@ -117,7 +117,7 @@ format:  ## clang-format (Debian 12's, version 14) over the tree
 check: tests oracles  ## formatter, include rules, and the tests without torch under ASan and UBSan
 	@clang-format --dry-run -Werror $(filter-out %.inc,$(SOURCES))
 	@cd $(BUILD) && ctest --output-on-failure -R '^(Includes|Headers|Structure)'
-	cmake -S . -B $(BUILD)-sanitize -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DKVCC_TORCH=OFF \
+	cmake -S . -B $(BUILD)-sanitize -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1' -DKVCC_TORCH=OFF \
 	  -DKVCC_SANITIZE=address,undefined -DKVCC_PYTHON=$(abspath $(PY))
 	cmake --build $(BUILD)-sanitize -j $(JOBS)
 	cd $(BUILD)-sanitize && ctest --output-on-failure -j $(JOBS) -LE 'full|oracle'
