@@ -2,42 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <fstream>
-#include <map>
 #include <sstream>
 
 #include "formats/layout/linear.h"
 #include "kernels/device/common.cuh"
 #include "kernels/reference/cache.h"
+#include "tests/spec_tables.h"
 
 namespace kvcc {
 namespace {
 
-using Rows = std::vector<std::vector<std::string>>;
-
-std::map<std::string, Rows> tables_of_page() {
-  std::ifstream page(std::string(KVCC_SOURCE_DIR) + "/formats/spec/cache.md");
-  std::map<std::string, Rows> tables;
-  std::string line, header;
-  while (std::getline(page, line)) {
-    if (line.empty() || line[0] != '|') {
-      header.clear();
-      continue;
-    }
-    std::vector<std::string> cells;
-    std::stringstream stream(line.substr(1));
-    for (std::string cell; std::getline(stream, cell, '|');) {
-      const size_t begin = cell.find_first_not_of(' '), end = cell.find_last_not_of(' ');
-      if (begin != std::string::npos) cells.push_back(cell.substr(begin, end - begin + 1));
-    }
-    if (header.empty()) {
-      header = cells.at(0) + ", " + cells.at(1);
-    } else if (cells.at(0).find_first_not_of("-") != std::string::npos) {
-      tables[header].push_back(cells);
-    }
-  }
-  return tables;
-}
+std::map<std::string, Rows> tables_of_page() { return spec_tables("cache.md", 2, ", "); }
 
 Rows table(const std::string& header, size_t least) {
   const auto tables = tables_of_page();

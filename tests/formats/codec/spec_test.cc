@@ -1,44 +1,19 @@
 // The tables of formats/spec/online-values.md against the code.
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstdlib>
-#include <fstream>
-#include <map>
 #include <sstream>
 
 #include "formats/codec/reference.h"
 #include "formats/codec/tails.h"
 #include "formats/core/scheme.h"
+#include "tests/spec_tables.h"
 
 namespace kvcc {
 namespace {
 
-using Rows = std::vector<std::vector<std::string>>;
-
-/// Rows of every table of the page, by its header line ("sparse n k").
-std::map<std::string, Rows> tables_of_page() {
-  std::ifstream page(std::string(KVCC_SOURCE_DIR) + "/formats/spec/online-values.md");
-  std::map<std::string, Rows> tables;
-  std::string line, header;
-  while (std::getline(page, line)) {
-    if (line.empty() || line[0] != '|') {
-      header.clear();
-      continue;
-    }
-    std::vector<std::string> cells;
-    std::stringstream stream(line.substr(1));
-    for (std::string cell; std::getline(stream, cell, '|');) {
-      const size_t begin = cell.find_first_not_of(' '), end = cell.find_last_not_of(' ');
-      if (begin != std::string::npos) cells.push_back(cell.substr(begin, end - begin + 1));
-    }
-    if (header.empty()) {
-      for (const std::string& cell : cells) header += (header.empty() ? "" : " ") + cell;
-    } else if (cells.at(0).find_first_not_of("-") != std::string::npos) {
-      tables[header].push_back(cells);
-    }
-  }
-  return tables;
-}
+std::map<std::string, Rows> tables_of_page() { return spec_tables("online-values.md", SIZE_MAX, " "); }
 
 float number(const std::string& text) { return std::strtof(text.c_str(), nullptr); }
 int whole(const std::string& text) { return static_cast<int>(std::strtol(text.c_str(), nullptr, 0)); }
