@@ -1,6 +1,6 @@
-/* The launch contract of the kernels of layout linear-1: the arguments of every family, grid and block rules. One
- * struct a family, passed by value as the kernel's only argument. C and C++, host and device: this file is copied into
- * the folder that `kvcc compile` writes.
+/* The launch contract of the kernels of layouts linear-1 and mma-1: the arguments of every family, grid and block
+ * rules. One struct a family, passed by value as the kernel's only argument. C and C++, host and device: this file is
+ * copied into the folder that `kvcc compile` writes. Rules of mma-1 alone are in mma_launch.h.
  *
  * Letters: S sequences, H key/value heads, D head dimension, T tokens in the cache, N pages a sequence may have.
  * Position p of a sequence of length T lies
@@ -40,11 +40,13 @@ typedef struct KvccCache {
   const float* lower;         /* [H, D] thresholds; null without csr part. Only the pack families read them */
   const float* upper;         /* [H, D] */
   const uint32_t* head_words; /* [H] first word of each head's codes in a page; null when all heads have one width */
-  uint32_t* needed;           /* [S, N] csr records that each page needs, written by pack; above sparse_capacity the
-                                 page must be packed again with a larger capacity before it is read. Null without csr */
+  uint32_t* needed;           /* linear-1: [S, N] csr records that each page needs; mma-1: [S, N, H] records that each
+                                 tile needs. Written by pack; above sparse_capacity the page must be packed again with
+                                 a larger capacity before it is read. Null without csr (linear-1), sparse part (mma-1) */
   int64_t page_bytes;         /* bytes of a page, a multiple of 128 */
   int32_t code_words;         /* 32-bit words of codes in a page */
-  int32_t sparse_capacity;    /* csr records a page can hold; 0 without csr part */
+  int32_t sparse_capacity;    /* linear-1: csr records a page can hold, 0 without csr part; mma-1: records a tile (one
+                                 head of a page) can hold, a multiple of 4, 0 without sparse part */
   int32_t tail;               /* records of each tail a token; 0 without tail part */
   int32_t max_pages;          /* N */
   int32_t sequences;          /* S */
@@ -62,6 +64,9 @@ typedef struct KvccPackParams {
   const int32_t* first; /* [S] position of the first token of x */
   uint32_t* status;     /* [1] bits are or-ed in */
   int32_t count;        /* tokens of x a sequence */
+  /* mma-1, token axis only, else null: what the _select entry finds and the pack entry reads. */
+  uint32_t* selected; /* [S, count, 2 * tail] outliers of a token, columns ascending: column | fp16 value << 16 */
+  float* inliers;     /* [S, count, 2] least and greatest inlier of a token */
 } KvccPackParams;
 
 /* key_scores: scores[s, h * group + g, p] = multiplier * <query, RoPE_p(key)> for p < lengths[s]. */
@@ -87,6 +92,8 @@ typedef struct KvccValueMixParams {
   int64_t weights_stride; /* in elements, >= the largest length */
   int32_t group;
   int32_t splits; /* >= 1; parts of the context, chosen by the host */
+  int32_t window; /* mma-1: weights of positions below length - window count as 0 and are not read; 0: no window.
+                     linear-1: 0 */
 } KvccValueMixParams;
 
 /* dequantise_key, dequantise_value: positions [first, first + count) of every sequence, those below its length. */

@@ -43,17 +43,18 @@ KVCC_HD inline float add(float a, float b) {
 #endif
 }
 
-/// Integer additions and or-ings commute, so atomics on integers keep results independent of the schedule.
+/// Integer additions and or-ings commute, so atomics on integers keep results independent of the schedule. run_on_host
+/// runs one thread at a time and needs none.
 KVCC_HD inline void atomic_increment(uint32_t* counter) {
-#if defined(__CUDA_ARCH__)
-  atomicAdd(counter, 1u);
+#if defined(__CUDA_ARCH__) || defined(KVCC_EMULATE)
+  atomic_add(counter, 1u);
 #else
   ++*counter;
 #endif
 }
 KVCC_HD inline void raise_status(uint32_t* status, uint32_t bit) {
-#if defined(__CUDA_ARCH__)
-  atomicOr(status, bit);
+#if defined(__CUDA_ARCH__) || defined(KVCC_EMULATE)
+  atomic_or(status, bit);
 #else
   *status |= bit;
 #endif
