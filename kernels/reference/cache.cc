@@ -65,37 +65,48 @@ const T* part(const LinearCache& cache, int64_t page, uint64_t offset) {
 }
 
 template <class Quantiser>
-LinearCache pack_all(const Quantiser& q, std::span<const float> x, const CacheOptions& options,
-                     const std::string& name) {
+EncodedRows encode_all(const Quantiser& q, std::span<const float> x, const CacheOptions& options,
+                       const std::string& name) {
   const int64_t columns = int64_t{q.heads} * q.dim;
   const int64_t tokens = static_cast<int64_t>(x.size()) / columns;
-  LinearCache cache = make(q, tokens, options);
-  std::vector<EncodedToken> encoded(tokens);
+  EncodedRows rows;
+  rows.tokens.resize(tokens);
+  rows.exact.assign((options.sink + options.residual) * columns, 0);
   std::vector<float> exact(columns);
   for (int64_t p = 0; p < tokens; ++p) {
     const std::string place = name + ", token " + std::to_string(p);
     const auto values = x.subspan(p * columns, columns);
-    if (const int64_t exact_row = cache.exact_row(p); exact_row >= 0) {
-      round_to_record(values, exact, place);
-      for (int64_t i = 0; i < columns; ++i) cache.exact[exact_row * columns + i] = float_to_half(exact[i]);
+    const int64_t row = exact_row(options.sink, options.residual, tokens, p);
+    if (row < 0) {
+      encode(q, values, rows.tokens[p], place);
       continue;
     }
-    encode(q, values, encoded[p], place);
-    cache.needed[(p - cache.sink) / linear::kPageTokens] += static_cast<uint32_t>(encoded[p].sparse.size());
+    round_to_record(values, exact, place);
+    for (int64_t i = 0; i < columns; ++i) rows.exact[row * columns + i] = float_to_half(exact[i]);
   }
+  return rows;
+}
+
+template <class Quantiser>
+LinearCache pack_rows(const Quantiser& q, const EncodedRows& rows, const CacheOptions& options) {
+  const int64_t tokens = static_cast<int64_t>(rows.tokens.size());
+  LinearCache cache = make(q, tokens, options);
+  cache.exact = rows.exact;
   if (cache.shape.sparse == linear::Sparse::csr) {
+    for (int64_t p = 0; p < tokens; ++p) {
+      if (cache.exact_row(p) >= 0) continue;
+      cache.needed[(p - cache.sink) / linear::kPageTokens] += static_cast<uint32_t>(rows.tokens[p].sparse.size());
+    }
     uint32_t most = 0;
     for (const uint32_t n : cache.needed) most = std::max(most, n);
     if (most > cache.shape.entries) cache.shape.entries = (most + 31u) / 32u * 32u;
     cache.pages.assign(cache.needed.size() * linear::page_bytes(cache.shape), 0);
-  } else {
-    std::fill(cache.needed.begin(), cache.needed.end(), 0u);
   }
   for (int64_t p = 0; p < tokens; ++p) {
     if (cache.exact_row(p) >= 0) continue;
     const int64_t page = (p - cache.sink) / linear::kPageTokens;
     const int slot = static_cast<int>((p - cache.sink) % linear::kPageTokens);
-    const EncodedToken& token = encoded[p];
+    const EncodedToken& token = rows.tokens[p];
     for (int h = 0; h < q.heads; ++h) {
       const uint32_t bits = q.table.bits[h];
       for (uint32_t w = 0; w < linear::row_words(q.dim, bits); ++w) {
@@ -119,51 +130,60 @@ LinearCache pack_all(const Quantiser& q, std::span<const float> x, const CacheOp
 }
 
 template <class Quantiser>
+LinearCache pack_all(const Quantiser& q, std::span<const float> x, const CacheOptions& options,
+                     const std::string& name) {
+  return pack_rows(q, encode_all(q, x, options, name), options);
+}
+
+template <class Quantiser>
 std::vector<float> unpack_all(const Quantiser& q, const LinearCache& cache) {
   const int64_t columns = int64_t{q.heads} * q.dim;
   std::vector<float> out(cache.tokens * columns);
-  EncodedToken token;
-  token.codes.resize(columns);
   for (int64_t p = 0; p < cache.tokens; ++p) {
     const auto values = std::span(out).subspan(p * columns, columns);
     if (const int64_t exact_row = cache.exact_row(p); exact_row >= 0) {
       for (int64_t i = 0; i < columns; ++i) values[i] = half_to_float(cache.exact[exact_row * columns + i]);
       continue;
     }
-    const int64_t page = (p - cache.sink) / linear::kPageTokens;
-    const int slot = static_cast<int>((p - cache.sink) % linear::kPageTokens);
-    for (int h = 0; h < q.heads; ++h) {
-      const uint32_t bits = q.table.bits[h];
-      const uint32_t* words =
-          part<uint32_t>(cache, page, uint64_t{cache.head_words[h]} * 4) + slot * linear::row_words(q.dim, bits);
-      for (int i = 0; i < q.dim; ++i) {
-        token.codes[h * q.dim + i] = static_cast<uint8_t>(linear::get_code(words, i, bits));
-      }
-    }
-    if (cache.shape.ranges) {
-      const auto range = part<linear::RangeRecord>(cache, page, ranges_offset(cache.shape))[slot];
-      token.range = {range.scale, range.zero};
-    }
-    int64_t begin = int64_t{slot} * 2 * cache.tail, end = begin + 2 * cache.tail;
-    if (cache.shape.sparse == linear::Sparse::csr) {
-      const uint32_t* row_end = part<uint32_t>(cache, page, row_ends_offset(cache.shape));
-      begin = slot > 0 ? row_end[slot - 1] : 0;
-      end = row_end[slot];
-    }
-    token.sparse.clear();
-    const auto* record = part<linear::SparseRecord>(cache, page, entries_offset(cache.shape));
-    for (int64_t i = begin; i < end; ++i) token.sparse.push_back({record[i].column, record[i].value});
-    decode(q, token, values);
+    decode(q, read_token(q.table, cache, p), values);
   }
   return out;
 }
 
 }  // namespace
 
-int64_t LinearCache::exact_row(int64_t p) const {
+int64_t exact_row(int sink, int residual, int64_t tokens, int64_t p) {
   if (p < sink) return p;
   if (p >= tokens - residual) return sink + (p - sink) % residual;
   return -1;
+}
+
+EncodedToken read_token(const LevelTable& table, const LinearCache& cache, int64_t p) {
+  const int64_t page = (p - cache.sink) / linear::kPageTokens;
+  const int slot = static_cast<int>((p - cache.sink) % linear::kPageTokens);
+  EncodedToken token;
+  token.codes.resize(int64_t{cache.heads} * cache.head_dim);
+  for (int h = 0; h < cache.heads; ++h) {
+    const uint32_t bits = table.bits[h];
+    const uint32_t* words =
+        part<uint32_t>(cache, page, uint64_t{cache.head_words[h]} * 4) + slot * linear::row_words(cache.head_dim, bits);
+    for (int i = 0; i < cache.head_dim; ++i) {
+      token.codes[h * cache.head_dim + i] = static_cast<uint8_t>(linear::get_code(words, i, bits));
+    }
+  }
+  if (cache.shape.ranges) {
+    const auto range = part<linear::RangeRecord>(cache, page, ranges_offset(cache.shape))[slot];
+    token.range = {range.scale, range.zero};
+  }
+  int64_t begin = int64_t{slot} * 2 * cache.tail, end = begin + 2 * cache.tail;
+  if (cache.shape.sparse == linear::Sparse::csr) {
+    const uint32_t* row_end = part<uint32_t>(cache, page, row_ends_offset(cache.shape));
+    begin = slot > 0 ? row_end[slot - 1] : 0;
+    end = row_end[slot];
+  }
+  const auto* record = part<linear::SparseRecord>(cache, page, entries_offset(cache.shape));
+  for (int64_t i = begin; i < end; ++i) token.sparse.push_back({record[i].column, record[i].value});
+  return token;
 }
 
 LinearCache make_cache(const ChannelQuantiser& q, int64_t tokens, const CacheOptions& o) { return make(q, tokens, o); }
@@ -173,6 +193,18 @@ LinearCache pack(const ChannelQuantiser& q, std::span<const float> x, const Cach
 }
 LinearCache pack(const TokenQuantiser& q, std::span<const float> x, const CacheOptions& o) {
   return pack_all(q, x, o, "value");
+}
+EncodedRows encode_rows(const ChannelQuantiser& q, std::span<const float> x, const CacheOptions& o) {
+  return encode_all(q, x, o, "key");
+}
+EncodedRows encode_rows(const TokenQuantiser& q, std::span<const float> x, const CacheOptions& o) {
+  return encode_all(q, x, o, "value");
+}
+LinearCache from_rows(const ChannelQuantiser& q, const EncodedRows& r, const CacheOptions& o) {
+  return pack_rows(q, r, o);
+}
+LinearCache from_rows(const TokenQuantiser& q, const EncodedRows& r, const CacheOptions& o) {
+  return pack_rows(q, r, o);
 }
 std::vector<float> unpack(const ChannelQuantiser& q, const LinearCache& cache) { return unpack_all(q, cache); }
 std::vector<float> unpack(const TokenQuantiser& q, const LinearCache& cache) { return unpack_all(q, cache); }
