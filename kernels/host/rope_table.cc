@@ -3,20 +3,9 @@
 #include <cmath>
 
 #include "formats/core/error.h"
+#include "formats/layout/half.h"
 
 namespace kvcc::host {
-
-std::vector<float> rope_frequencies(const RopeInfo& rope) {
-  if (rope.scaling != "none") {
-    throw Error(ErrorKind::failed, "RoPE tables", "scaling \"" + rope.scaling + "\"",
-                "none, or the model's own frequencies");
-  }
-  std::vector<float> frequencies(rope.rotary_dim / 2);
-  for (int i = 0; i < rope.rotary_dim / 2; ++i) {
-    frequencies[i] = static_cast<float>(std::pow(rope.theta, -2.0 * i / rope.rotary_dim));
-  }
-  return frequencies;
-}
 
 RopeTables rope_tables(std::span<const float> frequencies, int64_t positions, float multiplier) {
   RopeTables tables;
@@ -27,6 +16,39 @@ RopeTables rope_tables(std::span<const float> frequencies, int64_t positions, fl
       const double angle = static_cast<float>(p) * frequency;
       tables.cosine.push_back(static_cast<float>(std::cos(angle)) * multiplier);
       tables.sine.push_back(static_cast<float>(std::sin(angle)) * multiplier);
+    }
+  }
+  return tables;
+}
+
+int64_t rope_base_rows(int64_t positions) { return (positions + KVCC_ROPE_BLOCK - 1) / KVCC_ROPE_BLOCK; }
+
+BlockRopeTables block_rope_tables(const RopeFrequencies& frequencies, int64_t positions) {
+  constexpr int64_t kMost = int64_t{1} << 24;  // a product of 24 and 24 bits is exact in double
+  if (positions < 1 || positions > kMost) {
+    throw Error(ErrorKind::failed, "RoPE tables, positions", std::to_string(positions),
+                "1 to " + std::to_string(kMost));
+  }
+  for (size_t i = 0; i < frequencies.inverse.size(); ++i) {
+    if (!std::isfinite(frequencies.inverse[i])) {
+      throw Error(ErrorKind::failed, "RoPE tables, frequency of pair " + std::to_string(i), "not finite",
+                  "radians a token");
+    }
+  }
+  BlockRopeTables tables;
+  tables.base_rows = rope_base_rows(positions);
+  for (int64_t block = 0; block < tables.base_rows; ++block) {
+    for (const float frequency : frequencies.inverse) {
+      const double angle = static_cast<double>(block * KVCC_ROPE_BLOCK) * frequency;
+      tables.base_cosine.push_back(static_cast<float>(std::cos(angle) * frequencies.attention_factor));
+      tables.base_sine.push_back(static_cast<float>(std::sin(angle) * frequencies.attention_factor));
+    }
+  }
+  for (int64_t r = 0; r < kRelativePositions; ++r) {
+    for (const float frequency : frequencies.inverse) {
+      const double angle = static_cast<double>(r) * frequency;
+      tables.relative_cosine.push_back(float_to_half(static_cast<float>(std::cos(angle))));
+      tables.relative_sine.push_back(float_to_half(static_cast<float>(std::sin(angle))));
     }
   }
   return tables;

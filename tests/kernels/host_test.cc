@@ -1,13 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <functional>
 
 #include "formats/core/error.h"
 #include "kernels/host/checks.h"
 #include "kernels/host/launcher.h"
-#include "kernels/host/rope_table.h"
 
 namespace kvcc::host {
 namespace {
@@ -129,24 +127,6 @@ TEST(Launcher, SaysThatThisBuildHasNone) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("kernels/x.cubin: this build launches no kernels"));
   }
-}
-
-TEST(RopeTables, AreTheAnglesOfTheModel) {
-  RopeInfo rope;
-  rope.theta = 100000.0;
-  rope.rotary_dim = 64;
-  const auto frequencies = rope_frequencies(rope);
-  ASSERT_EQ(frequencies.size(), 32u);
-  EXPECT_EQ(frequencies[0], 1.0f);
-  EXPECT_FLOAT_EQ(frequencies[16], std::pow(100000.0f, -0.5f));
-  const RopeTables tables = rope_tables(frequencies, 3000, 2.0f);
-  EXPECT_EQ(tables.cosine[5], 2.0f);  // position 0
-  const size_t at = 2999 * 32 + 1;
-  const float angle = 2999.0f * frequencies[1];
-  EXPECT_FLOAT_EQ(tables.cosine[at], 2.0f * static_cast<float>(std::cos(static_cast<double>(angle))));
-  EXPECT_FLOAT_EQ(tables.sine[at], 2.0f * static_cast<float>(std::sin(static_cast<double>(angle))));
-  rope.scaling = "llama3";
-  EXPECT_THROW(rope_frequencies(rope), Error);
 }
 
 }  // namespace
