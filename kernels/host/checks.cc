@@ -2,36 +2,23 @@
 
 #include <algorithm>
 
-#include "formats/core/error.h"
+#include "kernels/host/checker.h"
 
 namespace kvcc::host {
 namespace {
 
-class Checker {
+/// Checks of layout linear-1's launches.
+class LinearChecker : public Checker {
  public:
-  explicit Checker(const KernelFacts& kernel) : kernel_(kernel) {}
-
-  void want(bool good, const char* argument, std::string found, std::string wanted) const {
-    if (!good) throw Error(ErrorKind::failed, kernel_.name + ", " + argument, std::move(found), std::move(wanted));
-  }
-  void present(const void* pointer, const char* argument) const {
-    want(pointer != nullptr, argument, "null", "a device address");
-  }
-  void at_least(int64_t value, int64_t least, const char* argument) const {
-    want(value >= least, argument, std::to_string(value), "at least " + std::to_string(least));
-  }
-  void equal(int64_t value, int64_t wanted, const char* argument) const {
-    want(value == wanted, argument, std::to_string(value), std::to_string(wanted));
-  }
+  explicit LinearChecker(const KernelFacts& kernel) : Checker(kernel.name), kernel_(kernel) {}
 
   void cache(const KvccCache& c, bool packs) const {
-    present(c.pages, "cache.pages");
-    want(reinterpret_cast<uintptr_t>(c.pages) % linear::kPageAlign == 0, "cache.pages", "not aligned",
-         "128-byte alignment");
+    want(kernel_.layout == Layout::linear, "params", "those of layout linear-1", "those of the kernel's layout, mma-1");
+    present(c.pages, "cache.pages", linear::kPageAlign);
     if (!packs) present(c.lengths, "cache.lengths");
     at_least(c.sink, 0, "cache.sink");
     at_least(c.residual, 0, "cache.residual");
-    if (c.sink + c.residual > 0) present(c.exact, "cache.exact");
+    if (int64_t{c.sink} + c.residual > 0) present(c.exact, "cache.exact");
     at_least(c.sequences, 1, "cache.sequences");
     at_least(c.max_pages, 1, "cache.max_pages");
     equal(c.heads, kernel_.kv_heads, "cache.heads");
@@ -72,8 +59,9 @@ class Checker {
 
 }  // namespace
 
-void check(const KernelFacts& kernel, const KvccPackParams& p) {
-  const Checker c(kernel);
+void check(const KernelFacts& kernel, const KvccPackParams& p, const Extent& extent) {
+  if (kernel.layout == Layout::mma) return mma1::check(kernel, p, extent);
+  const LinearChecker c(kernel);
   c.cache(p.cache, true);
   c.present(p.x, "x");
   c.present(p.first, "first");
@@ -82,7 +70,7 @@ void check(const KernelFacts& kernel, const KvccPackParams& p) {
 }
 
 void check(const KernelFacts& kernel, const KvccKeyScoresParams& p) {
-  const Checker c(kernel);
+  const LinearChecker c(kernel);
   c.cache(p.cache, false);
   c.present(p.query, "query");
   c.present(p.scores, "scores");
@@ -95,8 +83,9 @@ void check(const KernelFacts& kernel, const KvccKeyScoresParams& p) {
   c.at_least(p.scores_stride, p.max_length, "scores_stride");
 }
 
-void check(const KernelFacts& kernel, const KvccValueMixParams& p) {
-  const Checker c(kernel);
+void check(const KernelFacts& kernel, const KvccValueMixParams& p, const Extent& extent) {
+  if (kernel.layout == Layout::mma) return mma1::check(kernel, p, extent);
+  const LinearChecker c(kernel);
   c.cache(p.cache, false);
   c.present(p.weights, "weights");
   c.present(p.out, "out");
@@ -104,19 +93,21 @@ void check(const KernelFacts& kernel, const KvccValueMixParams& p) {
   c.at_least(p.splits, 1, "splits");
   if (p.splits > 1) c.present(p.partial, "partial");
   c.at_least(p.weights_stride, 1, "weights_stride");
+  c.equal(p.window, 0, "window");
 }
 
-void check(const KernelFacts& kernel, const KvccDequantiseParams& p) {
-  const Checker c(kernel);
+void check(const KernelFacts& kernel, const KvccDequantiseParams& p, const Extent& extent) {
+  if (kernel.layout == Layout::mma) return mma1::check(kernel, p, extent);
+  const LinearChecker c(kernel);
   c.cache(p.cache, false);
   c.present(p.out, "out");
   c.present(p.first, "first");
   c.at_least(p.count, 1, "count");
 }
 
-uint32_t most_needed(const uint32_t* needed, int64_t pages) {
+uint32_t most_needed(const uint32_t* needed, int64_t count) {
   uint32_t most = 0;
-  for (int64_t i = 0; i < pages; ++i) most = std::max(most, needed[i]);
+  for (int64_t i = 0; i < count; ++i) most = std::max(most, needed[i]);
   return most;
 }
 

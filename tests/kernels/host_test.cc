@@ -107,6 +107,8 @@ TEST(Checks, ReadersNameTheWrongArgument) {
   EXPECT_THAT(refusal<V>(kValue, v, [](V& q) { q.cache.tail = 0; }), HasSubstr("cache.tail"));
   EXPECT_THAT(refusal<V>(kValue, v, [](V& q) { q.cache.tail = 96; }), HasSubstr("between the tails"));
 
+  EXPECT_THAT(refusal<V>(kValue, v, [](V& q) { q.window = 5; }), HasSubstr("window: 5; wanted 0"));
+
   KvccDequantiseParams d{good_cache(kKey), floats, numbers, 5};
   using D = KvccDequantiseParams;
   EXPECT_EQ(refusal<D>(kKey, d, [](D&) {}), "accepted");
