@@ -32,7 +32,7 @@ def globals_text(module):
     out = []
     for v in module.variables:
         values = "{" + ",".join(map(str, v.values)) + "}" if v.values else "{}"
-        out.append(f"alignas({v.align}) static uint8_t g_{name(v.name)}[{v.size}] = {values};")
+        out.append(f"alignas({v.align}) [[maybe_unused]] static uint8_t g_{name(v.name)}[{v.size}] = {values};")
     return out
 
 
@@ -54,11 +54,12 @@ def entry_text(module, entry, trace):
         code = writer.statement(item)
         if trace:
             access = writer.access
-            count = f"KVCC_TRACE({len(traced)});"
+            counted = f"{entry.name}_instructions[{len(traced)}]"
             if access and access.space in ("shared", "global", "generic"):
-                request = f"trace::request({len(traced)}, trace::Space::{'shared' if access.space == 'shared' else 'global'}, {access.address}, {access.size});"
+                space = "shared" if access.space == "shared" else "global"
+                request = f"trace::request({counted}, trace::Space::{space}, {access.address}, {access.size});"
                 code = (f"if ({item.guard}) {request} " if item.guard else request + " ") + code
-            code = f"{count} {code}"
+            code = f"++{counted}.threads; {code}"
             traced.append(item)
         body.append(f"  {code}  // {item.line}")
     out = [f'extern "C" void {entry.name}(const void* params) {{',
@@ -80,9 +81,7 @@ def entry_text(module, entry, trace):
     if trace:
         out.insert(0, f"static trace::Instruction {entry.name}_instructions[] = {{" + ",\n".join(
             f'{{{i.line}, "{i.opcode}", "{i.text}"}}' for i in traced) + "};\n"
-            f"static const trace::Registration {entry.name}_registration(\"{entry.name}\", {entry.name}_instructions, {len(traced)});\n"
-            f"#define KVCC_INSTRUCTIONS {entry.name}_instructions")
-        out.append("#undef KVCC_INSTRUCTIONS")
+            f'static const trace::Registration {entry.name}_registration("{entry.name}", {entry.name}_instructions, {len(traced)});')
     return out
 
 
@@ -97,6 +96,9 @@ def translate(text, file_name, trace=False):
     out += globals_text(module)
     for entry in module.entries:
         out += entry_text(module, entry, trace)
+    if trace:
+        out += ['extern "C" void kvcc_trace_region(const char* name, const void* begin, uint64_t bytes) { trace::add_region(name, begin, bytes); }',
+                'extern "C" void kvcc_trace_write(const char* path) { trace::write(path); }']
     return "\n".join([*out, "}  // namespace kvcc::ptx"]) + "\n"
 
 
