@@ -52,13 +52,14 @@ KVCC_HD inline void atomic_increment(uint32_t* counter) {
   ++*counter;
 #endif
 }
-KVCC_HD inline void raise_status(uint32_t* status, uint32_t bit) {
+KVCC_HD inline void set_bits(uint32_t* word, uint32_t bits) {
 #if defined(__CUDA_ARCH__) || defined(KVCC_EMULATE)
-  atomic_or(status, bit);
+  atomic_or(word, bits);
 #else
-  *status |= bit;
+  *word |= bits;
 #endif
 }
+KVCC_HD inline void raise_status(uint32_t* status, uint32_t bit) { set_bits(status, bit); }
 
 KVCC_HD inline bool is_finite(float x) { return (float_bits(x) & 0x7f800000u) != 0x7f800000u; }
 

@@ -279,6 +279,14 @@ KVCC_HD inline uint32_t rotate_right(uint32_t x, uint32_t n) {
   return n % 32u ? x >> n % 32u | x << (32u - n % 32u) : x;
 #endif
 }
+/// Number of the lowest set bit of x, which is not 0.
+KVCC_HD inline uint32_t first_bit(uint32_t x) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint32_t>(__ffs(static_cast<int>(x))) - 1u;
+#else
+  return static_cast<uint32_t>(__builtin_ctz(x));
+#endif
+}
 /// Bytes of (a, b) by the four selectors of prmt without sign replication.
 KVCC_HD inline uint32_t byte_permute(uint32_t a, uint32_t b, uint32_t selectors) {
 #if defined(__CUDA_ARCH__)
