@@ -5,7 +5,6 @@
 
 #include "formats/core/error.h"
 #include "kernels/host/checks.h"
-#include "kernels/host/launcher.h"
 
 namespace kvcc::host {
 namespace {
@@ -119,16 +118,6 @@ TEST(MostNeeded, IsTheLargest) {
   const uint32_t needed[] = {3, 700, 12};
   EXPECT_EQ(most_needed(needed, 3), 700u);
   EXPECT_EQ(most_needed(needed, 0), 0u);
-}
-
-TEST(Launcher, SaysThatThisBuildHasNone) {
-  ASSERT_FALSE(launcher_available());
-  try {
-    const Module module("kernels/x.cubin");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("kernels/x.cubin: this build launches no kernels"));
-  }
 }
 
 }  // namespace
