@@ -3,7 +3,9 @@
 #include "kernels/reference/mma_cache.h"
 
 #include <gtest/gtest.h>
+#include <rapidcheck.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "formats/core/error.h"
@@ -37,7 +39,8 @@ void check(const Quantiser& q, Tensor tensor, int tokens, const CacheOptions& op
   const auto packed = reference::pack_mma(q, tensor, x, options);
   const auto found = reference::unpack(q, packed), wanted = wanted_rows(q, x, options);
   ASSERT_EQ(found.size(), wanted.size());
-  ASSERT_EQ(std::memcmp(found.data(), wanted.data(), found.size() * 4), 0);
+  ASSERT_TRUE(std::equal(found.begin(), found.end(), wanted.begin(),
+                         [](float a, float b) { return float_bits(a) == float_bits(b); }));
 
   const auto linear = reference::pack(q, x, {options.sink, options.residual, 64});
   const auto from_linear = reference::to_mma(q, linear, tensor, options.capacity);
@@ -88,6 +91,24 @@ TEST(MmaReference, EdgeShapes) {
       }
     }
   }
+}
+
+TEST(MmaReference, AnyShapeConvertsWithoutLoss) {
+  EXPECT_TRUE(rc::check("to_linear(to_mma(x)) == x, to_mma(to_linear(x)) == x, unpack is the round trip", [] {
+    std::mt19937 random(*rc::gen::arbitrary<uint32_t>());
+    const int heads = *rc::gen::inRange(1, 5), dim = 16 * *rc::gen::inRange(1, 9);
+    const auto bits = *rc::gen::container<std::vector<uint8_t>>(heads, rc::gen::element<uint8_t>(2, 3, 4, 8));
+    const Tensor tensor = *rc::gen::element(Tensor::key, Tensor::value);
+    const CacheOptions options{*rc::gen::inRange(0, 6), *rc::gen::inRange(0, 70), *rc::gen::inRange(0u, 200u)};
+    const int tokens = *rc::gen::inRange(0, 200);
+    if (*rc::gen::arbitrary<bool>()) {
+      check(make_channel_quantiser(heads, dim, bits, *rc::gen::arbitrary<bool>(), random), tensor, tokens, options,
+            random);
+    } else {
+      check(make_token_quantiser(heads, dim, bits, *rc::gen::inRange(0, 4), random), tensor, tokens, options, random);
+    }
+    RC_ASSERT(!testing::Test::HasFailure());
+  }));
 }
 
 TEST(MmaReference, EveryElementAnOutlierStillFits) {
