@@ -35,7 +35,7 @@ std::vector<KernelArgument> members_of(std::string_view launch_header, const std
     const size_t opened = line.rfind("/*"), closed = line.rfind("*/");
     if (opened != std::string::npos && (closed == std::string::npos || closed < opened)) in_comment = true;
     if (closed != std::string::npos && (opened == std::string::npos || closed > opened)) in_comment = false;
-    if (continues) continue;
+    if (continues || line.find_first_not_of(' ') == opened) continue;
     std::smatch match;
     if (!std::regex_match(line, match, member)) {
       throw Error(ErrorKind::failed, "launch.h, struct " + name, "\"" + line + "\"", "a member with its shape");

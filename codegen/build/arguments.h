@@ -1,4 +1,4 @@
-// The members of the launch structs, read from the text of formats/layout/launch.h, so that kernels.json can't differ
+// The members of the launch structs, read from the text of formats/layout/launch.h and mma_launch.h, so that kernels.json can't differ
 // from the header.
 #pragma once
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <filesystem>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <system_error>
@@ -25,34 +26,42 @@ struct Job {
   Compiled result;
 };
 
+void add_tensor(const TensorConfiguration& t, int tail, nlohmann::ordered_json& json) {
+  json["grid"] = to_text(t.grid);
+  json["bits"] = t.bits;
+  json["mixed"] = t.mixed;
+  json["axis"] = to_text(t.axis);
+  json["head_dim"] = t.head_dim;
+  json["sparse"] = to_text(t.sparse);
+  json["tail"] = tail;
+}
+
 nlohmann::ordered_json spec_json(const KernelSpec& spec, const CacheShape& shape) {
   const Configuration& c = spec.configuration;
   nlohmann::ordered_json json;
-  json["grid"] = to_text(c.grid);
-  json["bits"] = c.bits;
-  json["mixed"] = c.mixed;
-  json["axis"] = to_text(c.axis);
-  json["head_dim"] = c.head_dim;
-  json["sparse"] = to_text(c.sparse);
-  json["tail"] = spec.tail;
+  if (c.family == Family::copy_pages) return {{"layout", to_text(c.layout)}};
+  add_tensor(c, spec.tail, json);
+  if (c.family == Family::attention) add_tensor(c.value, spec.value.tail, json["value"]);
   json["rope"] = to_text(c.rope);
   json["rotary_dim"] = c.rotary_dim;
   json["group"] = shape.group();
   json["group_tile"] = c.group_tile;
   json["dtype"] = to_text(c.dtype);
-  json["layout"] = c.layout;
+  json["layout"] = to_text(c.layout);
   json["layers"] = spec.layers;
   json["kv_heads"] = spec.heads;
   return json;
 }
 
-/// Architectures of a unit's compilations: those asked for, and PTX of the newest for devices to come.
-std::vector<std::string> targets_of(const CompileOptions& options) {
-  std::vector<std::string> targets;
-  if (options.emit_only || options.archs.empty()) return targets;
-  targets = options.archs;
-  targets.push_back("compute_" + options.archs.back().substr(3));
-  return targets;
+KernelPages pages_of(PageRule rule) {
+  return {std::move(rule.function),
+          std::move(rule.code_words),
+          std::move(rule.head_words),
+          rule.ranges,
+          rule.csr,
+          rule.classes,
+          rule.tail,
+          rule.default_capacity};
 }
 
 /// Runs the jobs on `threads` threads. The error of the first failing job in order is thrown, whichever came first.
@@ -105,10 +114,42 @@ std::vector<std::string> stale_files(const std::string& folder, const std::map<s
   return stale;
 }
 
+/// Every unit to PTX, and that to a cubin for each architecture. By unit: cubins, then the PTX.
+std::vector<Job> build(const Plan& plan, const std::vector<std::string>& units, const Nvcc& nvcc,
+                       const CompileOptions& options) {
+  std::vector<Job> ptx, cubins, jobs;
+  for (size_t k = 0; k < units.size(); ++k) {
+    ptx.push_back({k, ptx_arch(options.archs), {}});
+    for (const std::string& arch : options.archs) cubins.push_back({k, arch, {}});
+  }
+  run_jobs(
+      ptx, options.threads,
+      [&](Job& job) {
+        job.result = compile_ptx(nvcc, plan.kernels[job.kernel].name, units[job.kernel],
+                                 header_closure({units[job.kernel]}), job.arch, options.cache_folder);
+      },
+      options.progress);
+  run_jobs(
+      cubins, options.threads,
+      [&](Job& job) {
+        const Compiled& from = ptx[job.kernel].result;
+        job.result = assemble(nvcc, plan.kernels[job.kernel].name, from.binary, job.arch, options.cache_folder);
+        job.result.dynamic_shared = from.dynamic_shared;
+      },
+      options.progress);
+  for (size_t k = 0; k < units.size(); ++k) {
+    const size_t each = options.archs.size();
+    std::move(cubins.begin() + k * each, cubins.begin() + (k + 1) * each, std::back_inserter(jobs));
+    jobs.push_back(std::move(ptx[k]));
+  }
+  return jobs;
+}
+
 }  // namespace
 
 int compilations(const Plan& plan, const CompileOptions& options) {
-  return static_cast<int>(plan.kernels.size() * targets_of(options).size());
+  if (options.emit_only || options.archs.empty()) return 0;
+  return static_cast<int>(plan.kernels.size() * (options.archs.size() + 1));
 }
 
 CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileOptions& options) {
@@ -128,16 +169,7 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
     const Nvcc nvcc = find_nvcc();
     check_archs(nvcc, options.archs);
     result.manifest.nvcc_version = nvcc.version;
-    for (size_t k = 0; k < plan.kernels.size(); ++k) {
-      for (const std::string& arch : targets_of(options)) jobs.push_back({k, arch, {}});
-    }
-    run_jobs(
-        jobs, options.threads,
-        [&](Job& job) {
-          job.result = compile_unit(nvcc, plan.kernels[job.kernel].name, units[job.kernel],
-                                    header_closure({units[job.kernel]}), job.arch, options.cache_folder);
-        },
-        options.progress);
+    jobs = build(plan, units, nvcc, options);
   } else {
     for (size_t k = 0; k < plan.kernels.size(); ++k) jobs.push_back({k, "", {}});
   }
@@ -145,7 +177,11 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   std::map<std::string, std::string> files = headers;  // name to content
   files["kvcc_" + identifier(artifact.name) + ".h"] = header;
   for (size_t k = 0; k < units.size(); ++k) files[plan.kernels[k].name + ".cu"] = units[k];
-  const std::string& launch_header = headers.at("formats/layout/launch.h");
+  std::string launch_headers;
+  for (const char* path : {"formats/layout/launch.h", "formats/layout/mma_launch.h"}) {
+    if (const auto header_text = headers.find(path); header_text != headers.end())
+      launch_headers += header_text->second;
+  }
   for (Job& job : jobs) {
     const KernelSpec& spec = plan.kernels[job.kernel];
     const bool ptx = job.arch.starts_with("compute_"), built = !job.arch.empty();
@@ -159,6 +195,14 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
       listed.arch = job.arch;
       listed.source = spec.name + ".cu";
       (ptx ? listed.ptx : listed.cubin) = binary;
+      listed.launch = {{128, 1, 1}, entry.tokens_per_block, entry.splits, entry.grid_rule, -1, entry.stage, entry.when};
+      if (built) {
+        const auto shared = job.result.dynamic_shared.find(entry.symbol);
+        if (shared == job.result.dynamic_shared.end()) {
+          throw Error(ErrorKind::failed, spec.name + ".ptx", "no " + entry.symbol + "_shared_bytes");
+        }
+        listed.launch.dynamic_shared_bytes = shared->second;
+      }
       if (built && !ptx) {
         const auto usage = job.result.usage.find(entry.symbol);
         if (usage == job.result.usage.end()) {
@@ -168,9 +212,8 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
         listed.spill_bytes = usage->second.spill_bytes;
         listed.shared_bytes = usage->second.shared_bytes;
       }
-      listed.launch = {{128, 1, 1}, entry.tokens_per_block, entry.splits};
       listed.arguments.push_back({"params", entry.params, {}});
-      for (KernelArgument& member : members_of(launch_header, entry.params)) {
+      for (KernelArgument& member : members_of(launch_headers, entry.params)) {
         member.name = "params." + member.name;
         listed.arguments.push_back(std::move(member));
       }
@@ -187,6 +230,11 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   manifest.artifact = artifact.name;
   manifest.scheme = to_string(artifact.scheme);
   manifest.model = artifact.model;
+  manifest.layout = to_text(plan.layout);
+  for (const bool keys : {true, false}) {
+    PageRule rule = page_rule(artifact, plan.layout, keys);
+    if (rule.coded) manifest.pages[keys ? "key" : "value"] = pages_of(std::move(rule));
+  }
   manifest.tool_version = options.tool_version;
   make_folder(options.folder);
   for (const auto& [name, content] : files) {

@@ -36,12 +36,12 @@ struct CompileOptions {
 
 struct CompileResult {
   KernelsManifest manifest;
-  int compiled = 0;  ///< runs of nvcc
+  int compiled = 0;  ///< PTX and cubins made, a run of nvcc each
   int cached = 0;    ///< taken from the cache
   int written = 0;   ///< files that changed
 };
 
-/// Compilations that compile() will do: units times (architectures + PTX of the newest).
+/// PTX and cubins that compile() will make or take from the cache: units times (1 + architectures).
 int compilations(const Plan& plan, const CompileOptions& options);
 
 /// Writes the folder. Files that hold the right bytes are left alone; files that an earlier kernels.json lists and this

@@ -1,14 +1,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
+#include <algorithm>
 #include <filesystem>
+#include <regex>
+#include <utility>
 
+#include "codegen/build/build_folder.h"
 #include "codegen/build/nvcc.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -19,57 +19,6 @@ namespace kvcc::codegen {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// A folder for one compilation, removed at the end. The compiler puts its path into line information and into the
-/// names of internal symbols, so that its name follows from the key, and TMPDIR is not asked unless /tmp can't be
-/// written. A lock keeps other processes that compile the same waiting; what a killed one left is cleared.
-class BuildFolder {
- public:
-  explicit BuildFolder(const std::string& key) {
-    const std::string name = "kvcc-" + key.substr(0, 16);
-    for (const std::string& place : {std::string("/tmp"), fs::temp_directory_path().string()}) {
-      // Another number only where another user's folder has the name.
-      for (int i = 0; i < 100; ++i) {
-        path_ = i == 0 ? place + "/" + name : fmt::format("{}/{}.{}", place, name, i);
-        if (take()) return;
-        if (errno != EPERM) break;
-      }
-    }
-    throw Error(ErrorKind::failed, path_, std::strerror(errno), "a folder to compile in", "set TMPDIR");
-  }
-  ~BuildFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-    ::close(lock_);
-  }
-  BuildFolder(const BuildFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  /// Makes the folder or takes over the one that is there, and empties it. False with errno; EPERM: it is another's.
-  bool take() {
-    for (;;) {
-      if (::mkdir(path_.c_str(), 0700) != 0 && errno != EEXIST) return false;
-      lock_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-      struct stat locked = {}, there = {};
-      if (lock_ < 0 && errno == ENOENT) continue;  // its owner has just removed it
-      if (lock_ < 0 || ::fstat(lock_, &locked) != 0 || locked.st_uid != ::geteuid()) {
-        if (lock_ >= 0) ::close(lock_);
-        errno = EPERM;
-        return false;
-      }
-      while (::flock(lock_, LOCK_EX) != 0 && errno == EINTR) {
-      }
-      if (::stat(path_.c_str(), &there) == 0 && there.st_ino == locked.st_ino && there.st_dev == locked.st_dev) break;
-      ::close(lock_);  // removed while we waited
-    }
-    for (const auto& left : fs::directory_iterator(path_)) fs::remove_all(left.path());
-    return true;
-  }
-
-  std::string path_;
-  int lock_ = -1;
-};
 
 /// Writes a source with a fixed time: line information holds that too.
 void write_source(const std::string& path, const std::string& text) {
@@ -95,72 +44,120 @@ std::string gist(const std::string& output) {
   return kept.empty() ? output.substr(0, 2000) : kept;
 }
 
+/// One kept result of the compiler: looked up by the hash of all that decides it, else made in its folder.
+struct Task {
+  std::string key;
+  std::string extension;                                     ///< of the result, ".ptx" or ".cubin"
+  std::string what;                                          ///< for messages
+  std::vector<std::pair<std::string, std::string>> sources;  ///< path in the folder, text
+  std::vector<std::string> command;                          ///< writes "out" + extension
+};
+struct Kept {
+  std::string binary, log;
+  bool cached = false;
+};
+
+Kept run_task(const Nvcc& nvcc, const Task& task, const std::string& cache_folder) {
+  const std::string kept = cache_folder + "/kernels/" + task.key.substr(0, 2) + "/" + task.key;
+  const std::string binary_path = kept + task.extension, log_path = kept + ".log";
+  Kept result;
+  const auto look = [&] {
+    if (!fs::exists(binary_path) || !fs::exists(log_path)) return false;
+    result.binary = read_text_file(binary_path);
+    result.log = read_text_file(log_path);
+    return result.cached = true;
+  };
+  if (look()) return result;
+  const BuildFolder folder(task.key);
+  if (look()) return result;  // another process has compiled it while this one waited
+  for (const auto& [path, text] : task.sources) {
+    make_folder((fs::path(folder.path()) / path).parent_path().string());
+    write_source(folder.path() + "/" + path, text);
+  }
+  ProcessResult run = run_process(task.command, {.folder = folder.path()});
+  if (run.status != 0) {
+    throw Error(ErrorKind::failed, fmt::format("nvcc {}, {}", nvcc.version, task.what), gist(run.output), "",
+                fmt::format("exit status {}", run.status));
+  }
+  result.binary = read_text_file(folder.path() + "/out" + task.extension);
+  result.log = std::move(run.output);
+  make_folder(fs::path(kept).parent_path().string());
+  write_text_file(log_path, result.log);
+  write_text_file(binary_path, result.binary);
+  return result;
+}
+
+/// Dynamic shared memory of the entries, as KVCC_KERNEL writes it into the unit.
+std::map<std::string, int> dynamic_shared(const std::string& ptx) {
+  static const std::regex line("\\.global[^;=]*\\.u32 (\\w+)_shared_bytes( = (\\d+))?;");
+  std::map<std::string, int> bytes;
+  for (auto at = std::sregex_iterator(ptx.begin(), ptx.end(), line); at != std::sregex_iterator(); ++at) {
+    bytes[(*at)[1]] = (*at)[3].matched ? std::stoi((*at)[3]) : 0;
+  }
+  return bytes;
+}
+
 }  // namespace
 
-const std::vector<std::string>& nvcc_flags() {
-  // No contraction: every fused operation is spelt out (DESIGN.md, "Precision of record"). A spill is an error.
-  static const std::vector<std::string> flags = {"-std=c++20",
-                                                 "-O3",
-                                                 "-fmad=false",
-                                                 "-prec-div=true",
-                                                 "-ftz=false",
-                                                 "-lineinfo",
-                                                 "-Werror",
-                                                 "all-warnings",
-                                                 "-Xptxas",
+const std::vector<std::string>& ptx_flags() {
+  // No contraction: every fused operation is spelt out (DESIGN.md, "Precision of record").
+  static const std::vector<std::string> flags = {"-std=c++20", "-O3",       "-fmad=false", "-prec-div=true",
+                                                 "-ftz=false", "-lineinfo", "-Werror",     "all-warnings"};
+  return flags;
+}
+
+const std::vector<std::string>& cubin_flags() {
+  // A spill is an error.
+  static const std::vector<std::string> flags = {"-O3", "-fmad=false", "-lineinfo", "-Xptxas",
                                                  "-v,--warn-on-spills,--warn-on-local-memory-usage,"
                                                  "--warning-as-error"};
   return flags;
 }
 
+std::string ptx_arch(const std::vector<std::string>& archs) {
+  int lowest = kBasePtx;
+  for (const std::string& arch : archs) lowest = std::min(lowest, arch_number(arch));
+  return fmt::format("compute_{}", lowest);
+}
+
+Compiled compile_ptx(const Nvcc& nvcc, const std::string& name, const std::string& unit,
+                     const std::map<std::string, std::string>& headers, const std::string& arch,
+                     const std::string& cache_folder) {
+  Sha256 hash;
+  hash.update(
+      fmt::format("kvcc ptx 2\n{}\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(ptx_flags(), " "), name, unit));
+  for (const auto& [path, text] : headers) hash.update(fmt::format("{} {}\n", path, sha256_hex(text)));
+  Task task{hash.hex(), ".ptx", fmt::format("{}.cu for {}", name, arch), {headers.begin(), headers.end()}, {}};
+  task.sources.emplace_back(name + ".cu", unit);
+  task.command = {nvcc.path, "-ptx", "-arch=" + arch, "-I.", "-o", "out.ptx"};
+  task.command.insert(task.command.end(), ptx_flags().begin(), ptx_flags().end());
+  task.command.push_back(name + ".cu");
+  Kept kept = run_task(nvcc, task, cache_folder);
+  Compiled result{std::move(kept.binary), {}, {}, kept.cached};
+  result.dynamic_shared = dynamic_shared(result.binary);
+  return result;
+}
+
+Compiled assemble(const Nvcc& nvcc, const std::string& name, const std::string& ptx, const std::string& arch,
+                  const std::string& cache_folder) {
+  Sha256 hash;
+  hash.update(fmt::format("kvcc cubin 2\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(cubin_flags(), " "), name));
+  hash.update(ptx);
+  Task task{hash.hex(), ".cubin", fmt::format("{}.ptx for {}", name, arch), {{name + ".ptx", ptx}}, {}};
+  task.command = {nvcc.path, "-cubin", "-arch=" + arch, "-o", "out.cubin"};
+  task.command.insert(task.command.end(), cubin_flags().begin(), cubin_flags().end());
+  task.command.push_back(name + ".ptx");
+  Kept kept = run_task(nvcc, task, cache_folder);
+  return {std::move(kept.binary), parse_ptxas(kept.log), {}, kept.cached};
+}
+
 Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::string& unit,
                       const std::map<std::string, std::string>& headers, const std::string& arch,
                       const std::string& cache_folder) {
-  const bool ptx = arch.starts_with("compute_");
-  Sha256 hash;
-  hash.update(
-      fmt::format("kvcc kernel 1\n{}\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(nvcc_flags(), " "), name, unit));
-  for (const auto& [path, text] : headers) hash.update(fmt::format("{} {}\n", path, sha256_hex(text)));
-  const std::string key = hash.hex();
-  const std::string kept = cache_folder + "/kernels/" + key.substr(0, 2) + "/" + key;
-  const std::string binary_path = kept + (ptx ? ".ptx" : ".cubin"), log_path = kept + ".log";
-
-  Compiled result;
-  std::string log;
-  const auto finish = [&] {
-    if (!ptx) result.usage = parse_ptxas(log);
-    return result;
-  };
-  const auto look = [&] {
-    if (!fs::exists(binary_path) || !fs::exists(log_path)) return false;
-    result.binary = read_text_file(binary_path);
-    log = read_text_file(log_path);
-    return result.cached = true;
-  };
-  if (!look()) {
-    const BuildFolder folder(key);
-    if (look()) return finish();  // another process has compiled it while this one waited
-    for (const auto& [path, text] : headers) {
-      make_folder((fs::path(folder.path()) / path).parent_path().string());
-      write_source(folder.path() + "/" + path, text);
-    }
-    write_source(folder.path() + "/" + name + ".cu", unit);
-    const std::string output = ptx ? "out.ptx" : "out.cubin";
-    std::vector<std::string> command = {nvcc.path, ptx ? "-ptx" : "-cubin", "-arch=" + arch, "-I.", "-o", output};
-    command.insert(command.end(), nvcc_flags().begin(), nvcc_flags().end());
-    command.push_back(name + ".cu");
-    ProcessResult run = run_process(command, {.folder = folder.path()});
-    if (run.status != 0) {
-      throw Error(ErrorKind::failed, fmt::format("nvcc {}, {}.cu for {}", nvcc.version, name, arch), gist(run.output),
-                  "", fmt::format("exit status {}", run.status));
-    }
-    result.binary = read_text_file(folder.path() + "/" + output);
-    log = std::move(run.output);
-    make_folder(fs::path(kept).parent_path().string());
-    write_text_file(log_path, log);
-    write_text_file(binary_path, result.binary);
-  }
-  return finish();
+  Compiled ptx = compile_ptx(nvcc, name, unit, headers, ptx_arch({arch}), cache_folder);
+  Compiled cubin = assemble(nvcc, name, ptx.binary, arch, cache_folder);
+  cubin.dynamic_shared = std::move(ptx.dynamic_shared);
+  return cubin;
 }
 
 }  // namespace kvcc::codegen

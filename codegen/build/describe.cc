@@ -13,8 +13,9 @@ Artifact describe(const Codebook& codebook, const std::string& name) {
   artifact.shape = codebook.model.shape;
   artifact.shape.layers = static_cast<int>(codebook.layer_index.size());
   artifact.rope = codebook.model.rope;
-  artifact.key = {codebook.key.codes, codebook.key.codebook, codebook.key.bits};
-  artifact.value = {codebook.value.codes, codebook.value.codebook, codebook.value.bits};
+  artifact.key = {codebook.key.codes, codebook.key.codebook, codebook.key.bits, codebook.key.scale, codebook.key.zero};
+  artifact.value = {codebook.value.codes, codebook.value.codebook, codebook.value.bits, codebook.value.scale,
+                    codebook.value.zero};
   return artifact;
 }
 

@@ -38,18 +38,33 @@ int arch_number(const std::string& arch);
 /// Throws Error(usage) naming those that this nvcc does not compile for, and those it does.
 void check_archs(const Nvcc& nvcc, const std::vector<std::string>& archs);
 
-/// Flags of every unit, cubin or PTX, in order.
-const std::vector<std::string>& nvcc_flags();
+/// Flags of every unit's PTX, and of every cubin that is made from PTX, in order.
+const std::vector<std::string>& ptx_flags();
+const std::vector<std::string>& cubin_flags();
+
+/// PTX is made once a unit, for the oldest architecture asked for but none newer than this: cubins of all
+/// architectures come from it, and a driver can compile it for those to come.
+inline constexpr int kBasePtx = 80;
+std::string ptx_arch(const std::vector<std::string>& archs);
 
 struct Compiled {
-  std::string binary;                        ///< cubin or PTX
-  std::map<std::string, KernelUsage> usage;  ///< by symbol; empty for PTX
+  std::string binary;                         ///< PTX or cubin
+  std::map<std::string, KernelUsage> usage;   ///< of a cubin, by symbol
+  std::map<std::string, int> dynamic_shared;  ///< bytes a launch must give, by symbol; of PTX and compile_unit()
   bool cached = false;
 };
 
-/// Compiles `unit` (text of NAME.cu) with the headers (path in the include folder to text) for "sm_NN" to a cubin, for
-/// "compute_NN" to PTX. Results are kept in `cache_folder` by the hash of all that decides them, so equal inputs
-/// compile once. Throws Error(failed) with the compiler's words when it fails, spills included.
+// Results are kept in `cache_folder` by the hash of all that decides them, so equal inputs compile once. Throw
+// Error(failed) with the compiler's words when it fails, warnings and spills included.
+
+/// Compiles `unit` (text of NAME.cu) with the headers (path in the include folder to text) to PTX for "compute_NN".
+Compiled compile_ptx(const Nvcc& nvcc, const std::string& name, const std::string& unit,
+                     const std::map<std::string, std::string>& headers, const std::string& arch,
+                     const std::string& cache_folder);
+/// PTX to a cubin for "sm_NN".
+Compiled assemble(const Nvcc& nvcc, const std::string& name, const std::string& ptx, const std::string& arch,
+                  const std::string& cache_folder);
+/// Both, as kvcc compile does it.
 Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::string& unit,
                       const std::map<std::string, std::string>& headers, const std::string& arch,
                       const std::string& cache_folder);

@@ -5,10 +5,12 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "codegen/build/compile.h"
 #include "codegen/build/nvcc.h"
 #include "formats/cli/program.h"
+#include "formats/core/error.h"
 #include "formats/store/codebook.h"
 
 namespace {
@@ -20,11 +22,25 @@ struct Options {
   std::string artifact, folder;
   std::string archs = "sm_80,sm_90";
   std::string dtype = "f16";
+  std::string layout = "auto";
+  std::string families;
   bool emit_only = false;
 };
 
+/// Nothing for "auto".
+std::optional<cg::Layout> parse_layout(const std::string& text) {
+  for (const cg::Layout layout : {cg::Layout::mma, cg::Layout::linear}) {
+    if (cg::to_text(layout) == text) return layout;
+  }
+  if (text == "auto") return std::nullopt;
+  throw kvcc::Error(kvcc::ErrorKind::usage, "--layout", fmt::format("\"{}\"", text), "auto, mma-1 or linear-1");
+}
+
 ordered_json skipped_json(const cg::Plan& plan) {
   ordered_json skipped = ordered_json::array();
+  if (!plan.layout_reason.empty()) {
+    spdlog::info("layout {}: {}", cg::to_text(plan.layout), plan.layout_reason);
+  }
   for (const cg::Skipped& one : plan.skipped) {
     skipped.push_back({{"family", cg::to_text(one.family)}, {"reason", one.reason}});
   }
@@ -35,6 +51,8 @@ void print_plan(const Options& options, const cg::Plan& plan, const cg::CompileO
   const int runs = cg::compilations(plan, compile);
   if (json) {
     ordered_json document{{"folder", options.folder}, {"archs", compile.archs}, {"compilations", runs}};
+    document["layout"] = cg::to_text(plan.layout);
+    document["layout_reason"] = plan.layout_reason;
     document["kernels"] = ordered_json::array();
     for (const cg::KernelSpec& spec : plan.kernels) {
       for (const cg::Entry& entry : cg::entries_of(spec)) {
@@ -46,7 +64,8 @@ void print_plan(const Options& options, const cg::Plan& plan, const cg::CompileO
     return;
   }
   for (const cg::KernelSpec& spec : plan.kernels) fmt::print("{}.cu\n", spec.name);
-  fmt::print("{} units, {} runs of nvcc, into {}\n", plan.kernels.size(), runs, options.folder);
+  fmt::print("{} units of layout {}, {} runs of nvcc, into {}\n", plan.kernels.size(), cg::to_text(plan.layout), runs,
+             options.folder);
 }
 
 void print_result(const Options& options, const cg::CompileResult& result, const cg::Plan& plan, bool json) {
@@ -56,6 +75,7 @@ void print_result(const Options& options, const cg::CompileResult& result, const
     document["compiled"] = result.compiled;
     document["cached"] = result.cached;
     document["written"] = result.written;
+    document["layout_reason"] = plan.layout_reason;
     document["skipped"] = skipped_json(plan);
     kvcc::cli::print_json(document);
     return;
@@ -63,7 +83,8 @@ void print_result(const Options& options, const cg::CompileResult& result, const
   std::vector<std::vector<std::string>> rows = {{"kernel", "arch", "registers", "shared bytes", "spill bytes"}};
   for (const kvcc::KernelEntry& entry : result.manifest.kernels) {
     if (entry.cubin.empty()) continue;
-    rows.push_back({entry.name, entry.arch, std::to_string(entry.registers), std::to_string(entry.shared_bytes),
+    rows.push_back({entry.name, entry.arch, std::to_string(entry.registers),
+                    std::to_string(entry.shared_bytes + entry.launch.dynamic_shared_bytes),
                     std::to_string(entry.spill_bytes)});
   }
   if (rows.size() > 1) fmt::print("{}", kvcc::cli::table(rows));
@@ -79,11 +100,15 @@ int body(const Options& options, const kvcc::cli::Common& common) {
   compile.threads = common.threads;
   compile.cache_folder = common.cache_dir;
   compile.tool_version = KVCC_VERSION;
-  const cg::Targets targets{compile.archs, cg::parse_dtype(options.dtype)};
+  cg::Targets targets{compile.archs, cg::parse_dtype(options.dtype), parse_layout(options.layout), {}};
+  if (!options.families.empty()) targets.families = cg::parse_families(options.families);
 
   const std::string name = std::filesystem::path(options.artifact).stem().string();
   const cg::Artifact artifact = cg::describe(kvcc::read_codebook(options.artifact), name);
   const cg::Plan plan = cg::plan(artifact, targets);
+  if (!plan.layout_reason.empty()) {
+    spdlog::info("layout {}: {}", cg::to_text(plan.layout), plan.layout_reason);
+  }
   for (const cg::Skipped& one : plan.skipped) {
     spdlog::info("no {}: {}", cg::to_text(one.family), one.reason);
   }
@@ -111,12 +136,19 @@ int main(int argc, char** argv) {
       kvcc::cli::kJson | kvcc::cli::kThreads | kvcc::cli::kDryRun | kvcc::cli::kCacheDir,
       [&](CLI::App& app) {
         app.add_option("codebook", options.artifact, "the artifact, NAME.kvcb")->required();
-        app.add_option("--arch", options.archs, "GPU architectures; PTX is made for the newest")->capture_default_str();
+        app.add_option("--arch", options.archs, "GPU architectures; PTX that newer ones can take is made too")
+            ->capture_default_str();
         app.add_option("-o,--output", options.folder, "folder for sources, cubins, PTX, C header and kernels.json")
             ->required();
         app.add_option("--dtype", options.dtype,
                        "of keys, values, queries and weights that kernels read: f16, bf16, f32")
             ->capture_default_str();
+        app.add_option("--layout", options.layout,
+                       "of the packed cache: mma-1 (tensor cores), linear-1, or auto: mma-1 where it has all that the "
+                       "codebook needs")
+            ->capture_default_str();
+        app.add_option("--families", options.families,
+                       "kernels to make, e.g. attention,pack_key,pack_value; all of the layout where left out");
         app.footer(
             "nvcc is the one that $KVCC_NVCC names, else the first of version 12 or newer in PATH, CUDA_HOME, "
             "/usr/local/cuda and the virtual environment.");

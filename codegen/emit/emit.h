@@ -15,18 +15,36 @@ using Templates = std::map<std::string, std::string>;
 /// Names of the templates that emitting needs.
 const std::vector<std::string>& template_names();
 
-/// One entry point of a unit. value_mix has a second one that adds its splits.
+/// One entry point of a unit. Units with two are launched in order: the selection of outliers before packing, the merge
+/// of splits after attention and value_mix.
 struct Entry {
-  std::string family;  ///< "key_scores", …, "value_merge"
-  std::string name;    ///< of the unit; that of the merge ends in "_merge"
+  std::string family;  ///< "key_scores", …; of second entries "pack_value_select", "value_merge", "attention_merge"
+  std::string name;    ///< of the unit; that of a second entry ends in "_select" or "_merge"
   std::string symbol;
-  std::string body;            ///< C++ class of kernels/device
-  std::string params;          ///< C struct of formats/layout/launch.h
-  std::string grid_rule;       ///< C function of formats/layout/launch.h that computes the grid
-  int tokens_per_block = 0;    ///< tokens a block reads or writes at a time
-  std::string splits = "one";  ///< who divides the context among blocks: "host" (value_mix) or "one"
+  std::string body;             ///< C++ class of kernels/device
+  std::string params;           ///< C struct of formats/layout/launch.h or mma_launch.h
+  std::string grid_rule;        ///< C function of them that computes the grid
+  int tokens_per_block = 0;     ///< tokens a block reads or writes at a time; 0: none
+  std::string splits = "one";   ///< who divides the context among blocks: "host" or "one"
+  int stage = 0;                ///< place in the unit's order of launches
+  std::string when = "always";  ///< or "splits > 1"
 };
+/// In order of launch.
 std::vector<Entry> entries_of(const KernelSpec& spec);
+
+/// File of kernels/device that has the configuration's bodies.
+std::string header_of(const Configuration& configuration);
+
+/// How pages of one tensor are made, what the C header and kernels.json say of it.
+struct PageRule {
+  bool coded = false;                              ///< false: the tensor stays at full precision
+  std::string function;                            ///< C function that gives a page's bytes
+  std::vector<int32_t> code_words;                 ///< [L] 32-bit words of codes in a page
+  std::vector<std::vector<uint32_t>> head_words;   ///< [L][H] words before each head's codes; empty: one width
+  int ranges = 0, csr = 0, classes = 0, tail = 0;  ///< csr: linear-1; classes: mma-1
+  int default_capacity = 0;  ///< records: linear-1 of a page, mma-1 of a tile (one head of a page); 0: no sparse part
+};
+PageRule page_rule(const Artifact& artifact, Layout layout, bool keys);
 
 /// The generated unit: banner, include, table of codebooks, constants, entries.
 std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Templates& templates,

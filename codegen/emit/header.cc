@@ -1,11 +1,10 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <set>
 
 #include "codegen/emit/emit.h"
 #include "codegen/emit/fill.h"
-#include "formats/layout/linear.h"
 
 namespace kvcc::codegen {
 namespace {
@@ -16,56 +15,48 @@ std::string upper(std::string text) {
 }
 
 /// [L, H] words of codes of the heads before each, and [L] of all: needed where a layer's heads have several widths.
-std::string width_tables(const std::string& name, const std::string& tensor, const CacheShape& shape, int head_dim,
-                         const TensorTables& tables, std::string& code_words) {
-  std::string first = fmt::format("static const uint32_t kvcc_{}_{}_head_words[{}][{}] = {{\n", name, tensor,
-                                  shape.layers, shape.kv_heads);
-  std::string total = fmt::format("static const int32_t kvcc_{}_{}_code_words[{}] = {{", name, tensor, shape.layers);
-  for (int l = 0; l < shape.layers; ++l) {
-    uint32_t words = 0;
-    first += "  {";
-    for (int h = 0; h < shape.kv_heads; ++h) {
-      first += fmt::format("{}{}", h == 0 ? "" : ", ", words);
-      words += linear::kPageTokens * linear::row_words(head_dim, tables.bits[l * shape.kv_heads + h]);
-    }
-    first += l + 1 < shape.layers ? "},\n" : "}\n";
-    total += fmt::format("{}{}", l == 0 ? "" : ", ", words);
+std::string width_tables(const std::string& prefix, const PageRule& rule) {
+  std::string first, total;
+  for (size_t l = 0; l < rule.code_words.size(); ++l) {
+    first += fmt::format("{}  {{{}}}", l == 0 ? "" : ",\n", fmt::join(rule.head_words[l], ", "));
   }
-  code_words = fmt::format("kvcc_{}_{}_code_words[layer]", name, tensor);
-  return first + "};\n" + total + "};\n";
+  return fmt::format("static const uint32_t {}_head_words[{}][{}] = {{\n{}\n}};\n", prefix, rule.code_words.size(),
+                     rule.head_words[0].size(), first) +
+         fmt::format("static const int32_t {}_code_words[{}] = {{{}}};\n", prefix, rule.code_words.size(),
+                     fmt::join(rule.code_words, ", "));
 }
 
-std::string tensor_text(const Artifact& artifact, bool key, const Templates& templates) {
-  const TensorScheme& scheme = key ? artifact.scheme.key : artifact.scheme.value;
-  if (scheme.grid == Grid::full) return "";
-  const TensorTables& tables = key ? artifact.key : artifact.value;
-  const CacheShape& shape = artifact.shape;
-  const int head_dim = key ? shape.head_dim : shape.value_head_dim;
+std::string tensor_text(const Artifact& artifact, Layout layout, bool key, const Templates& templates) {
+  const PageRule rule = page_rule(artifact, layout, key);
+  if (!rule.coded) return "";
   const std::string name = identifier(artifact.name), tensor = key ? "key" : "value";
-  const bool channel = scheme.axis == Axis::channel;
-  const bool csr = channel && artifact.scheme.sparse > 0;
-  const bool mixed = std::set<uint8_t>(tables.bits.begin(), tables.bits.end()).size() > 1;
-  std::string widths, code_words;
-  if (mixed) {
-    widths = width_tables(name, tensor, shape, head_dim, tables, code_words);
-  } else {
-    code_words =
-        std::to_string(shape.kv_heads * linear::kPageTokens * linear::row_words(head_dim, tables.bits.front()));
-  }
+  const std::string prefix = fmt::format("kvcc_{}_{}", name, tensor);
+  const bool mixed = !rule.head_words.empty(), mma = layout == Layout::mma;
+  const std::string bytes = mma ? fmt::format("{}(cache->code_words, {}, {}, cache->heads, cache->sparse_capacity)",
+                                              rule.function, rule.ranges, rule.classes)
+                                : fmt::format("{}(cache->code_words, {}, {}, cache->tail, cache->sparse_capacity)",
+                                              rule.function, rule.ranges, rule.csr);
   const std::map<std::string, std::string> values = {
       {"upper", upper(name)},
       {"name", name},
       {"tensor", tensor},
       {"TENSOR", upper(tensor)},
-      {"tail", std::to_string(channel ? 0 : outliers_per_tail(artifact.scheme.sparse, shape.kv_heads * head_dim))},
-      {"capacity",
-       std::to_string(csr ? linear::default_capacity(artifact.scheme.sparse, shape.kv_heads, head_dim) : 0)},
-      {"widths", widths},
-      {"code_words", code_words},
-      {"csr", csr ? "1" : "0"},
-      {"ranges", channel ? "0" : "1"},
+      {"tail", std::to_string(rule.tail)},
+      {"capacity", std::to_string(rule.default_capacity)},
+      {"capacity_means",
+       mma ? "records a tile (one head of a page) can hold, a multiple of 4" : "csr records a page can hold"},
+      {"widths", mixed ? width_tables(prefix, rule) : ""},
+      {"code_words", mixed ? prefix + "_code_words[layer]" : std::to_string(rule.code_words.at(0))},
+      {"sparse", rule.default_capacity > 0 ? "1" : "0"},
+      {"page_bytes", bytes},
   };
   return fill(templates.at("header_tensor.h.in"), values, "header_tensor.h.in");
+}
+
+/// Of one width among several, as part of the entry's name.
+std::string width_suffix(const Configuration& c) {
+  if (c.family != Family::attention) return c.mixed ? fmt::format("_{}BIT", c.bits) : "";
+  return (c.mixed ? fmt::format("_K{}BIT", c.bits) : "") + (c.value.mixed ? fmt::format("_V{}BIT", c.value.bits) : "");
 }
 
 }  // namespace
@@ -94,10 +85,14 @@ std::string emit_header(const Artifact& artifact, const Plan& plan, const Templa
   const std::string prefix = upper(identifier(artifact.name));
   std::string kernels;
   for (const KernelSpec& spec : plan.kernels) {
+    const std::string suffix = width_suffix(spec.configuration);
     for (const Entry& entry : entries_of(spec)) {
-      kernels += fmt::format("#define KVCC_{}_{}{} \"{}\" /* {}, {} */\n", prefix, upper(entry.family),
-                             spec.configuration.mixed ? fmt::format("_{}BIT", spec.configuration.bits) : "",
-                             entry.symbol, entry.params, entry.grid_rule);
+      const bool select = entry.family.ends_with("_select"), merge = entry.family.ends_with("_merge");
+      kernels += fmt::format("#define KVCC_{}_{}{} \"{}\" /* {}, {}{} */\n", prefix, upper(entry.family), suffix,
+                             entry.symbol, entry.params, entry.grid_rule,
+                             select  ? ", launched before the next"
+                             : merge ? ", after the one before when splits > 1"
+                                     : "");
     }
   }
   const CacheShape& shape = artifact.shape;
@@ -116,7 +111,10 @@ std::string emit_header(const Artifact& artifact, const Plan& plan, const Templa
       {"rotary_dim", std::to_string(artifact.rope.rotary_dim)},
       {"sink", std::to_string(artifact.scheme.sink)},
       {"residual", std::to_string(artifact.scheme.residual)},
-      {"tensors", tensor_text(artifact, true, templates) + tensor_text(artifact, false, templates)},
+      {"layout", std::string(to_text(plan.layout))},
+      {"launch_header", plan.layout == Layout::mma ? "mma_launch.h" : "launch.h"},
+      {"tensors",
+       tensor_text(artifact, plan.layout, true, templates) + tensor_text(artifact, plan.layout, false, templates)},
       {"kernels", kernels},
   };
   return fill(templates.at("header.h.in"), values, "header.h.in");

@@ -1,10 +1,13 @@
 #include "codegen/plan/configuration.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
-#include <optional>
+#include <set>
+#include <sstream>
 #include <utility>
 
 #include "formats/core/error.h"
@@ -15,12 +18,17 @@ namespace {
 template <class E, size_t n>
 using Names = std::array<std::pair<E, std::string_view>, n>;
 
-constexpr Names<Family, 6> kFamilies{{{Family::pack_key, "pack_key"},
+constexpr Names<Family, 8> kFamilies{{{Family::pack_key, "pack_key"},
                                       {Family::pack_value, "pack_value"},
+                                      {Family::attention, "attention"},
                                       {Family::key_scores, "key_scores"},
                                       {Family::value_mix, "value_mix"},
                                       {Family::dequantise_key, "dequantise_key"},
-                                      {Family::dequantise_value, "dequantise_value"}}};
+                                      {Family::dequantise_value, "dequantise_value"},
+                                      {Family::copy_pages, "copy_pages"}}};
+constexpr Names<Layout, 3> kLayouts{{{Layout::linear, "linear-1"}, {Layout::mma, "mma-1"}, {Layout::any, "any"}}};
+/// In names of kernels, which are C identifiers.
+constexpr Names<Layout, 2> kLayoutNames{{{Layout::linear, "linear1"}, {Layout::mma, "mma1"}}};
 constexpr Names<Sparse, 3> kSparse{{{Sparse::none, "none"}, {Sparse::csr, "csr"}, {Sparse::tail, "tail"}}};
 constexpr Names<RopeKind, 3> kRopes{
     {{RopeKind::none, "norope"}, {RopeKind::half, "half"}, {RopeKind::interleaved, "interleaved"}}};
@@ -77,6 +85,7 @@ class Reader {
 }  // namespace
 
 std::string_view to_text(Family v) { return text_of(kFamilies, v); }
+std::string_view to_text(Layout v) { return text_of(kLayouts, v); }
 std::string_view to_text(Sparse v) { return text_of(kSparse, v); }
 std::string_view to_text(RopeKind v) { return text_of(kRopes, v); }
 std::string_view to_text(Dtype v) { return text_of(kDtypes, v); }
@@ -90,6 +99,23 @@ Dtype parse_dtype(std::string_view text) {
   throw Error(ErrorKind::usage, "--dtype", fmt::format("\"{}\"", text), "f16, bf16 or f32");
 }
 
+std::vector<Family> parse_families(const std::string& text) {
+  std::set<Family> chosen;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto* found = std::find_if(kFamilies.begin(), kFamilies.end(), [&](auto& one) { return one.second == part; });
+    if (found == kFamilies.end()) {
+      std::vector<std::string_view> names;
+      for (const auto& [family, name] : kFamilies) names.push_back(name);
+      throw Error(ErrorKind::usage, "--families", fmt::format("\"{}\"", part),
+                  fmt::format("of {}", fmt::join(names, ", ")));
+    }
+    chosen.insert(found->first);
+  }
+  if (chosen.empty()) throw Error(ErrorKind::usage, "--families", "nothing", "families such as pack_key,attention");
+  return {chosen.begin(), chosen.end()};
+}
+
 const std::vector<Family>& families() {
   static const std::vector<Family> all = [] {
     std::vector<Family> result;
@@ -99,53 +125,80 @@ const std::vector<Family>& families() {
   return all;
 }
 
-bool takes_group(Family f) { return f == Family::key_scores || f == Family::value_mix; }
-bool takes_rope(Family f) { return f == Family::key_scores; }
-bool of_keys(Family f) { return f == Family::pack_key || f == Family::key_scores || f == Family::dequantise_key; }
+std::vector<Family> families_of(Layout layout) {
+  std::vector<Family> result;
+  for (const Family family : families()) {
+    if (layout != Layout::linear || family != Family::attention) result.push_back(family);
+  }
+  return result;
+}
+
+bool takes_group(Family f) { return f == Family::attention || f == Family::key_scores || f == Family::value_mix; }
+bool takes_rope(Family f) { return f == Family::attention || f == Family::key_scores; }
+bool of_keys(Family f) {
+  return f == Family::pack_key || f == Family::attention || f == Family::key_scores || f == Family::dequantise_key;
+}
 
 std::string name(const Configuration& c) {
-  std::string text = fmt::format("{}_{}{}{}_{}_d{}_{}", to_text(c.family), to_text(c.grid), c.bits,
-                                 c.mixed ? "mixed" : "", to_text(c.axis), c.head_dim, to_text(c.sparse));
+  std::string text(to_text(c.family));
+  if (c.family == Family::copy_pages) return text + "__any";
+  const auto add_tensor = [&](const TensorConfiguration& t) {
+    text += fmt::format("_{}{}{}_{}_d{}_{}", to_text(t.grid), t.bits, t.mixed ? "mixed" : "", to_text(t.axis),
+                        t.head_dim, to_text(t.sparse));
+  };
+  add_tensor(c);
   if (takes_rope(c.family)) {
     text += fmt::format("_{}", to_text(c.rope));
     if (c.rope != RopeKind::none) text += fmt::format("{}", c.rotary_dim);
   }
-  if (takes_group(c.family)) text += fmt::format("_g{}", c.group_tile);
-  text += fmt::format("_{}__", to_text(c.dtype));
-  for (const char letter : c.layout) {
-    if (letter != '-') text += letter;
+  if (c.family == Family::attention) {
+    text += "_v";
+    add_tensor(c.value);
   }
-  return text;
+  if (takes_group(c.family)) text += fmt::format("_g{}", c.group_tile);
+  return text + fmt::format("_{}__{}", to_text(c.dtype), text_of(kLayoutNames, c.layout));
 }
 
 Configuration parse_configuration(std::string_view text) {
   Reader in(text);
   Configuration c;
   c.family = in.one_of(kFamilies, "a family");
-  in.want("_");
-  c.grid = in.one_of(kGrids, "a grid (int, nf, nuq)");
-  c.bits = in.number("bits, 1 to 8", 8);
-  c.mixed = in.eat("mixed");
-  in.want("_");
-  c.axis = in.one_of(kAxes, "channel or token");
-  in.want("_d");
-  c.head_dim = in.number("a head dimension", 65536);
-  in.want("_");
-  c.sparse = in.one_of(kSparse, "none, csr or tail");
-  in.want("_");
+  if (c.family == Family::copy_pages) {
+    c.layout = Layout::any;
+    in.want("__any");
+    if (!in.done()) in.fail("nothing more");
+    return c;
+  }
+  const auto read_tensor = [&](TensorConfiguration& t) {
+    in.want("_");
+    t.grid = in.one_of(kGrids, "a grid (int, nf, nuq)");
+    t.bits = in.number("bits, 1 to 8", 8);
+    t.mixed = in.eat("mixed");
+    in.want("_");
+    t.axis = in.one_of(kAxes, "channel or token");
+    in.want("_d");
+    t.head_dim = in.number("a head dimension", 65536);
+    in.want("_");
+    t.sparse = in.one_of(kSparse, "none, csr or tail");
+  };
+  read_tensor(c);
   if (takes_rope(c.family)) {
+    in.want("_");
     c.rope = in.one_of(kRopes, "norope, half or interleaved");
     if (c.rope != RopeKind::none) c.rotary_dim = in.number("rotary channels", 65536);
-    in.want("_");
+  }
+  if (c.family == Family::attention) {
+    in.want("_v");
+    read_tensor(c.value);
   }
   if (takes_group(c.family)) {
-    in.want("g");
+    in.want("_g");
     c.group_tile = in.number("query heads of a group", 65536);
-    in.want("_");
   }
+  in.want("_");
   c.dtype = in.one_of(kDtypes, "f16, bf16 or f32");
   in.want("__");
-  in.want("linear1");
+  c.layout = in.one_of(kLayoutNames, "linear1 or mma1");
   if (!in.done()) in.fail("nothing more");
   return c;
 }

@@ -5,15 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <utility>
 
+#include "codegen/plan/configure.h"
 #include "formats/core/error.h"
-#include "formats/layout/launch.h"
 
 namespace kvcc::codegen {
 namespace {
 
-void check_tables(const Artifact& artifact, const TensorTables& tables, const char* tensor) {
+void check_tables(const Artifact& artifact, const TensorTables& tables, int head_dim, const char* tensor) {
   const size_t rows = static_cast<size_t>(artifact.shape.layers) * artifact.shape.kv_heads;
   const auto refuse = [&](std::string found, std::string wanted) {
     throw bad_input(fmt::format("{}, /{}", artifact.name, tensor), std::move(found), std::move(wanted));
@@ -21,6 +21,10 @@ void check_tables(const Artifact& artifact, const TensorTables& tables, const ch
   if (tables.bits.size() != rows) refuse(fmt::format("{} widths", tables.bits.size()), fmt::format("{}", rows));
   if (tables.levels.size() != rows * tables.codes) {
     refuse(fmt::format("{} levels", tables.levels.size()), fmt::format("{} x {}", rows, tables.codes));
+  }
+  if (tables.scale.size() != tables.zero.size() || (!tables.scale.empty() && tables.scale.size() != rows * head_dim)) {
+    refuse(fmt::format("{} scales, {} zeros", tables.scale.size(), tables.zero.size()),
+           fmt::format("{} x {}", rows, head_dim));
   }
   for (size_t row = 0; row < rows; ++row) {
     const int bits = tables.bits[row];
@@ -37,61 +41,60 @@ void check_tables(const Artifact& artifact, const TensorTables& tables, const ch
   }
 }
 
-/// Choices that the family does not depend on keep their neutral value, so that equal kernels have equal names.
-Configuration configure(const Artifact& artifact, Family family, const TensorScheme& scheme, Dtype dtype) {
-  Configuration c;
-  c.family = family;
-  c.grid = scheme.grid;
-  c.axis = scheme.axis;
-  c.head_dim = of_keys(family) ? artifact.shape.head_dim : artifact.shape.value_head_dim;
-  if (artifact.scheme.sparse > 0 && scheme.axis == Axis::channel) {
-    c.sparse = Sparse::csr;
-  } else if (outliers_per_tail(artifact.scheme.sparse, artifact.shape.kv_heads * c.head_dim) > 0) {
-    c.sparse = Sparse::tail;
-  }
-  if (takes_rope(family) && scheme.site == Site::pre_rope && artifact.rope.rotary_dim > 0) {
-    if (artifact.rope.kind != "half-split" && artifact.rope.kind != "interleaved") {
-      throw Error(ErrorKind::usage, artifact.name, fmt::format("RoPE kind \"{}\"", artifact.rope.kind),
-                  "half-split or interleaved");
-    }
-    c.rope = artifact.rope.kind == "interleaved" ? RopeKind::interleaved : RopeKind::half;
-    c.rotary_dim = artifact.rope.rotary_dim;
-  }
-  if (takes_group(family)) c.group_tile = kvcc_group_tile(artifact.shape.group());
-  c.dtype = family == Family::dequantise_key || family == Family::dequantise_value ? Dtype::f32 : dtype;
-  return c;
-}
-
-KernelSpec specify(const Artifact& artifact, Configuration c, const TensorTables& tables, bool mixed, int bits) {
-  c.bits = bits;
-  c.mixed = mixed;
-  const std::vector<std::string> reasons = missing(c);
-  if (!reasons.empty()) {
-    throw Error(ErrorKind::usage, fmt::format("{}, {}", artifact.name, to_text(c.family)),
-                fmt::format("needs {}", fmt::join(reasons, "; ")), "a configuration of kernels/list");
-  }
-  KernelSpec spec;
-  spec.name = name(c);
-  spec.symbol = "kvcc_" + spec.name;
-  spec.layers = artifact.shape.layers;
-  spec.heads = artifact.shape.kv_heads;
-  spec.sparse = artifact.scheme.sparse;
-  if (c.sparse == Sparse::tail) {
-    spec.tail = outliers_per_tail(artifact.scheme.sparse, artifact.shape.kv_heads * c.head_dim);
-    if (2 * spec.tail >= artifact.shape.kv_heads * c.head_dim) {
+/// The tables of one width.
+TensorSpec tensor_spec(const Artifact& artifact, const TensorTables& tables, const TensorConfiguration& t) {
+  TensorSpec spec;
+  const int channels = artifact.shape.kv_heads * t.head_dim;
+  if (t.sparse == Sparse::tail) {
+    spec.tail = outliers_per_tail(artifact.scheme.sparse, channels);
+    if (2 * spec.tail >= channels) {
       throw Error(ErrorKind::usage, artifact.name, fmt::format("{} outliers of each tail a token", spec.tail),
                   "at least one value between the tails", "use a smaller sparse fraction");
     }
   }
-  const size_t rows = tables.bits.size(), codes = size_t{1} << bits;
+  const size_t rows = tables.bits.size(), codes = size_t{1} << t.bits;
   spec.levels.assign(rows * codes, 0.0f);
   for (size_t row = 0; row < rows; ++row) {
-    if (tables.bits[row] != bits) continue;
+    if (tables.bits[row] != t.bits) continue;
     std::copy_n(tables.levels.begin() + row * tables.codes, codes, spec.levels.begin() + row * codes);
   }
-  if (mixed) spec.bits = tables.bits;
-  spec.configuration = std::move(c);
+  if (t.mixed) spec.bits = tables.bits;
   return spec;
+}
+
+KernelSpec specify(const Artifact& artifact, const Configuration& c) {
+  if (const std::vector<std::string> reasons = missing(c); !reasons.empty()) {
+    throw Error(ErrorKind::usage, fmt::format("{}, {}", artifact.name, to_text(c.family)),
+                fmt::format("needs {}", fmt::join(reasons, "; ")), "a configuration of kernels/list");
+  }
+  KernelSpec spec;
+  spec.configuration = c;
+  spec.name = name(c);
+  spec.symbol = "kvcc_" + spec.name;
+  if (c.family == Family::copy_pages) return spec;
+  static_cast<TensorSpec&>(spec) = tensor_spec(artifact, of_keys(c.family) ? artifact.key : artifact.value, c);
+  if (c.family == Family::attention) spec.value = tensor_spec(artifact, artifact.value, c.value);
+  spec.layers = artifact.shape.layers;
+  spec.heads = artifact.shape.kv_heads;
+  spec.sparse = artifact.scheme.sparse;
+  return spec;
+}
+
+/// Sets the plan's layout and why.
+void choose_layout(const Artifact& artifact, const Targets& targets, Plan& plan) {
+  plan.layout = targets.layout.value_or(Layout::mma);
+  if (plan.layout != Layout::mma) return;
+  const std::vector<std::string> reasons = obstacles_to_mma(artifact, targets);
+  if (reasons.empty()) return;
+  const std::string needs = fmt::format("needs {}", fmt::join(reasons, "; "));
+  const auto& wanted = targets.families;
+  const bool linear_has_all = std::find(wanted.begin(), wanted.end(), Family::attention) == wanted.end();
+  if (targets.layout.has_value() || !linear_has_all) {
+    throw Error(ErrorKind::usage, artifact.name + ", layout mma-1", needs, "a configuration of kernels/list",
+                linear_has_all ? "use --layout linear-1" : "leave attention out and use --layout linear-1");
+  }
+  plan.layout = Layout::linear;
+  plan.layout_reason = "mma-1 " + needs;
 }
 
 }  // namespace
@@ -108,26 +111,27 @@ Plan plan(const Artifact& artifact, const Targets& targets) {
     throw Error(ErrorKind::usage, artifact.name, fmt::format("{} channels a token", shape.kv_heads * shape.head_dim),
                 "at most 65536, which the layout's columns can number");
   }
-  Plan result;
-  for (const Family family : families()) {
-    const bool keys = of_keys(family);
-    const TensorScheme& scheme = keys ? artifact.scheme.key : artifact.scheme.value;
-    if (scheme.grid == Grid::full) {
-      result.skipped.push_back({family, fmt::format("{} stay at full precision", keys ? "keys" : "values")});
-      continue;
-    }
-    const TensorTables& tables = keys ? artifact.key : artifact.value;
-    check_tables(artifact, tables, keys ? "key" : "value");
-    const Configuration c = configure(artifact, family, scheme, targets.dtype);
-    const std::set<uint8_t> widths(tables.bits.begin(), tables.bits.end());
-    for (const int bits : widths) {
-      result.kernels.push_back(specify(artifact, c, tables, widths.size() > 1, bits));
-    }
-  }
-  if (result.kernels.empty()) {
+  if (artifact.scheme.is_full()) {
     throw Error(ErrorKind::usage, artifact.name,
                 fmt::format("scheme {} leaves keys and values at full precision", short_name(artifact.scheme)),
                 "a scheme with codes to compile kernels for");
+  }
+  if (artifact.scheme.key.grid != Grid::full) check_tables(artifact, artifact.key, shape.head_dim, "key");
+  if (artifact.scheme.value.grid != Grid::full) check_tables(artifact, artifact.value, shape.value_head_dim, "value");
+  Plan result;
+  choose_layout(artifact, targets, result);
+  for (const Family family : wanted_families(targets, result.layout)) {
+    if (std::string reason = why_skipped(artifact, family); !reason.empty()) {
+      result.skipped.push_back({family, std::move(reason)});
+      continue;
+    }
+    for (const auto& widths : widths_of(artifact, family)) {
+      result.kernels.push_back(specify(artifact, configure(artifact, result.layout, family, targets.dtype, widths)));
+    }
+  }
+  if (result.kernels.empty()) {
+    throw Error(ErrorKind::usage, artifact.name, "nothing to compile of the families asked for",
+                "a family of a tensor with codes");
   }
   return result;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,11 +12,12 @@
 
 namespace kvcc::codegen {
 
-/// Levels and widths of one tensor, as the artifact stores them.
+/// Levels, widths and static scales of one tensor, as the artifact stores them.
 struct TensorTables {
-  int codes = 0;              ///< C
-  std::vector<float> levels;  ///< [L, H, C]; entries beyond 2^bits are not read
-  std::vector<uint8_t> bits;  ///< [L, H]
+  int codes = 0;                   ///< C
+  std::vector<float> levels;       ///< [L, H, C]; entries beyond 2^bits are not read
+  std::vector<uint8_t> bits;       ///< [L, H]
+  std::vector<float> scale, zero;  ///< [L, H, D]; empty when they are found online
 };
 
 /// What compile needs to know of an artifact. A plain description, so that planning and emitting are pure.
@@ -32,18 +34,25 @@ struct Artifact {
 struct Targets {
   std::vector<std::string> archs;  ///< "sm_80", …
   Dtype dtype = Dtype::f16;        ///< of what the kernels read beside the cache
+  std::optional<Layout> layout{};  ///< none: mma-1 where it has all that the artifact needs, else linear-1
+  std::vector<Family> families{};  ///< empty: all of the layout
 };
 
-/// One unit to generate.
-struct KernelSpec {
-  Configuration configuration;
-  std::string name;    ///< name(configuration)
-  std::string symbol;  ///< of its entry in the cubin: "kvcc_" + name
-  int layers = 0, heads = 0;
+/// What a unit embeds of one tensor.
+struct TensorSpec {
   int tail = 0;               ///< outliers of each tail a token, 0 without tail part
-  double sparse = 0;          ///< the scheme's fraction; with csr it decides the default capacity of a page
   std::vector<float> levels;  ///< [L, H, 2^bits]; zeros for heads of other widths
   std::vector<uint8_t> bits;  ///< [L, H] when the widths are mixed, else empty
+};
+
+/// One unit to generate. The tensor is the only one of the family, and the keys of attention.
+struct KernelSpec : TensorSpec {
+  Configuration configuration;
+  std::string name;           ///< name(configuration)
+  std::string symbol;         ///< of its entry in the cubin: "kvcc_" + name
+  int layers = 0, heads = 0;  ///< 0 for copy_pages
+  double sparse = 0;          ///< the scheme's fraction; it decides the default capacity of a page
+  TensorSpec value;           ///< of attention
 };
 
 /// A family that has nothing to compile for this artifact.
@@ -53,9 +62,21 @@ struct Skipped {
 };
 
 struct Plan {
+  Layout layout = Layout::linear;
+  std::string layout_reason;        ///< why it is not mma-1, where the targets left it open; else empty
   std::vector<KernelSpec> kernels;  ///< by family, then width; names are unique
   std::vector<Skipped> skipped;
 };
+
+/// The greatest |level * scale + zero| that readers of mma-1, which work in fp16, can take: with RoPE the turned number
+/// can be sqrt(2) times that.
+constexpr double kLargestHalf = 65504.0, kLargestTurned = 46318.0;
+
+/// mma.m16n8k16 with fp16 and cp.async came with it.
+constexpr int kOldestMmaArch = 80;
+
+/// All that keeps the artifact's wanted families from layout mma-1, one reason each; empty when nothing does.
+std::vector<std::string> obstacles_to_mma(const Artifact& artifact, const Targets& targets);
 
 /// Throws Error(usage) naming what a scheme or model needs that kernels/list does not have, or when nothing is left to
 /// compile; Error(bad_input) when the artifact's tables have other shapes than its model.

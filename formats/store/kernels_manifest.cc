@@ -15,7 +15,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kSchemaVersion = 1;
+/// Readers refuse a higher version, and know what a higher minor one adds by its members.
+constexpr int kSchemaVersion = 1, kSchemaMinor = 1;
 
 ordered_json entry_json(const KernelEntry& entry) {
   ordered_json arguments = ordered_json::array();
@@ -34,9 +35,12 @@ ordered_json entry_json(const KernelEntry& entry) {
   document["registers"] = entry.registers;
   document["spill_bytes"] = entry.spill_bytes;
   document["shared_bytes"] = entry.shared_bytes;
-  document["launch"] = {{"block", entry.launch.block},
-                        {"tokens_per_block", entry.launch.tokens_per_block},
-                        {"splits", entry.launch.splits}};
+  document["launch"] = {{"block", entry.launch.block},   {"tokens_per_block", entry.launch.tokens_per_block},
+                        {"splits", entry.launch.splits}, {"grid", entry.launch.grid},
+                        {"stage", entry.launch.stage},   {"when", entry.launch.when}};
+  if (entry.launch.dynamic_shared_bytes >= 0) {
+    document["launch"]["dynamic_shared_bytes"] = entry.launch.dynamic_shared_bytes;
+  }
   document["arguments"] = std::move(arguments);
   return document;
 }
@@ -59,12 +63,48 @@ KernelEntry entry_from_json(const ordered_json& document, const std::string& pla
   entry.launch.block = json_member<std::array<int, 3>>(launch, "block", where + " launch");
   entry.launch.tokens_per_block = json_member<int>(launch, "tokens_per_block", where + " launch");
   entry.launch.splits = json_member<std::string>(launch, "splits", where + " launch");
+  if (launch.contains("grid")) {  // since 1.1
+    entry.launch.grid = json_member<std::string>(launch, "grid", where + " launch");
+    entry.launch.stage = json_member<int>(launch, "stage", where + " launch");
+    entry.launch.when = json_member<std::string>(launch, "when", where + " launch");
+  }
+  if (launch.contains("dynamic_shared_bytes")) {
+    entry.launch.dynamic_shared_bytes = json_member<int>(launch, "dynamic_shared_bytes", where + " launch");
+  }
   for (const ordered_json& argument : json_member<std::vector<ordered_json>>(document, "arguments", where)) {
     entry.arguments.push_back({json_member<std::string>(argument, "name", where + " arguments"),
                                json_member<std::string>(argument, "type", where + " arguments"),
                                json_member<std::vector<std::string>>(argument, "shape", where + " arguments")});
   }
   return entry;
+}
+
+ordered_json pages_json(const KernelPages& pages) {
+  ordered_json document;
+  document["function"] = pages.function;
+  document["code_words"] = pages.code_words;
+  if (!pages.head_words.empty()) document["head_words"] = pages.head_words;
+  document["ranges"] = pages.ranges;
+  document["csr"] = pages.csr;
+  document["classes"] = pages.classes;
+  document["tail"] = pages.tail;
+  document["default_capacity"] = pages.default_capacity;
+  return document;
+}
+
+KernelPages pages_from_json(const ordered_json& document, const std::string& where) {
+  KernelPages pages;
+  pages.function = json_member<std::string>(document, "function", where);
+  pages.code_words = json_member<std::vector<int32_t>>(document, "code_words", where);
+  if (document.contains("head_words")) {
+    pages.head_words = json_member<std::vector<std::vector<uint32_t>>>(document, "head_words", where);
+  }
+  pages.ranges = json_member<int>(document, "ranges", where);
+  pages.csr = json_member<int>(document, "csr", where);
+  pages.classes = json_member<int>(document, "classes", where);
+  pages.tail = json_member<int>(document, "tail", where);
+  pages.default_capacity = json_member<int>(document, "default_capacity", where);
+  return pages;
 }
 
 std::string manifest_file(const std::string& folder) { return folder + "/kernels.json"; }
@@ -74,11 +114,14 @@ std::string manifest_file(const std::string& folder) { return folder + "/kernels
 ordered_json to_json(const KernelsManifest& manifest) {
   ordered_json document;
   document["schema_version"] = kSchemaVersion;
+  document["schema_minor"] = kSchemaMinor;
   document["content_sha256"] = manifest.content_sha256;
   document["artifact"] = manifest.artifact;
   document["scheme"] = manifest.scheme;
   document["model"] = manifest.model;
   document["layout"] = manifest.layout;
+  document["pages"] = ordered_json::object();
+  for (const auto& [tensor, pages] : manifest.pages) document["pages"][tensor] = pages_json(pages);
   document["tool_version"] = manifest.tool_version;
   document["nvcc_version"] = manifest.nvcc_version;
   document["files"] = manifest.files;
@@ -98,6 +141,11 @@ KernelsManifest kernels_from_json(const ordered_json& document, const std::strin
   manifest.scheme = json_member<std::string>(document, "scheme", place);
   manifest.model = json_member<std::string>(document, "model", place);
   manifest.layout = json_member<std::string>(document, "layout", place);
+  if (document.contains("pages")) {  // since 1.1
+    for (const auto& [tensor, pages] : json_member<std::map<std::string, ordered_json>>(document, "pages", place)) {
+      manifest.pages[tensor] = pages_from_json(pages, place + ", pages of " + tensor);
+    }
+  }
   manifest.tool_version = json_member<std::string>(document, "tool_version", place);
   manifest.nvcc_version = json_member<std::string>(document, "nvcc_version", place);
   manifest.files = json_member<std::map<std::string, std::string>>(document, "files", place);

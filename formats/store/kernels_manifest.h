@@ -21,7 +21,11 @@ struct KernelArgument {
 struct KernelLaunch {
   std::array<int, 3> block = {0, 0, 0};  ///< threads
   int tokens_per_block = 0;
-  std::string splits = "host";  ///< who divides a sequence among blocks: "host" or "one"
+  std::string splits = "host";    ///< who divides a sequence among blocks: "host" or "one"
+  std::string grid = "";          ///< C function that computes the grid; "" from writers of 1.0
+  int dynamic_shared_bytes = -1;  ///< of a block; -1: nothing was compiled, or the writer was of 1.0
+  int stage = 0;                  ///< place in the order of the source's launches
+  std::string when = "always";    ///< or "splits > 1"
 };
 
 struct KernelEntry {
@@ -39,11 +43,22 @@ struct KernelEntry {
   std::vector<KernelArgument> arguments;
 };
 
+/// How pages of keys or values are made. head_words is empty when a layer's heads have one width.
+struct KernelPages {
+  std::string function;                           ///< C function that gives a page's bytes
+  std::vector<int32_t> code_words;                ///< [L] 32-bit words of codes in a page
+  std::vector<std::vector<uint32_t>> head_words;  ///< [L][H] words before each head's codes
+  int ranges = 0, csr = 0, classes = 0;           ///< arguments of the function
+  int tail = 0;                                   ///< outliers of each tail a token
+  int default_capacity = 0;                       ///< records of a page (linear-1), of a tile (mma-1)
+};
+
 struct KernelsManifest {
   std::string content_sha256;           ///< of the artifact the kernels were made from
   std::string artifact, scheme, model;  ///< for people
   std::string layout = "linear-1";
   std::string tool_version;
+  std::map<std::string, KernelPages> pages;  ///< of "key" and "value" where they have codes; empty from writers of 1.0
   std::string nvcc_version;                  ///< "" when only sources were written
   std::map<std::string, std::string> files;  ///< every file of the folder but this one: name to sha256
   std::vector<KernelEntry> kernels;

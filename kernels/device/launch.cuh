@@ -83,11 +83,13 @@ KVCC_DEVICE void run_thread(const typename Body::Params& params) {
 #define KVCC_ROLLED _Pragma("unroll 1")
 /// Tables of constants that a generated unit embeds.
 #define KVCC_TABLE __device__ const
-/// The entry of a generated unit.
-#define KVCC_KERNEL(name, ...)                                                                                   \
-  extern "C" __global__ void __launch_bounds__(__VA_ARGS__::kThreads, ::kvcc::device::min_blocks<__VA_ARGS__>()) \
-      name(const __grid_constant__ typename __VA_ARGS__::Params params) {                                        \
-    ::kvcc::device::run_thread<__VA_ARGS__>(params);                                                             \
+/// The entry of a generated unit, and the dynamic shared memory that its launch must give, which kvcc compile reads
+/// from the PTX.
+#define KVCC_KERNEL(name, ...)                                                                                    \
+  extern "C" __device__ const uint32_t name##_shared_bytes = ::kvcc::device::dynamic_shared_bytes<__VA_ARGS__>(); \
+  extern "C" __global__ void __launch_bounds__(__VA_ARGS__::kThreads, ::kvcc::device::min_blocks<__VA_ARGS__>())  \
+      name(const __grid_constant__ typename __VA_ARGS__::Params params) {                                         \
+    ::kvcc::device::run_thread<__VA_ARGS__>(params);                                                              \
   }
 
 #else

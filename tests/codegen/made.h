@@ -36,8 +36,8 @@ inline codegen::Artifact kernel_artifact(const std::string& scheme, int layers, 
   artifact.scheme = book.scheme;
   artifact.shape = book.model.shape;
   artifact.rope = book.model.rope;
-  artifact.key = {book.key.codes, book.key.codebook, book.key.bits};
-  artifact.value = {book.value.codes, book.value.codebook, book.value.bits};
+  artifact.key = {book.key.codes, book.key.codebook, book.key.bits, book.key.scale, book.key.zero};
+  artifact.value = {book.value.codes, book.value.codebook, book.value.bits, book.value.scale, book.value.zero};
   return artifact;
 }
 

@@ -1,0 +1,129 @@
+// What each family's unit consists of: device header, bodies, launch structs and grids.
+#include "codegen/emit/emit.h"
+#include "formats/layout/launch.h"
+
+namespace kvcc::codegen {
+namespace {
+
+/// A second entry, with what it does not share with the unit's own.
+Entry beside(const Entry& own, const char* suffix, const char* body, const char* grid_rule, int tokens_per_block) {
+  Entry entry = own;
+  entry.family = (own.family == "value_mix" ? "value" : own.family) + suffix;
+  entry.name = suffix;
+  entry.body = body;
+  entry.grid_rule = grid_rule;
+  entry.tokens_per_block = tokens_per_block;
+  return entry;
+}
+
+/// The entries of layout linear-1; the first is the unit's own.
+std::vector<Entry> linear_entries(const Configuration& c, Entry entry) {
+  switch (c.family) {
+    case Family::pack_key:
+    case Family::pack_value:
+      entry.params = "KvccPackParams";
+      entry.body = c.axis == Axis::channel ? "PackChannel" : "PackToken";
+      entry.grid_rule = c.axis == Axis::channel ? "kvcc_grid_pack_channel" : "kvcc_grid_pack_token";
+      entry.tokens_per_block = c.axis == Axis::channel ? KVCC_PAGE_TOKENS : 1;
+      return {entry};
+    case Family::key_scores:
+      entry.params = "KvccKeyScoresParams";
+      entry.body = "KeyScores";
+      entry.grid_rule = "kvcc_grid_key_scores";
+      return {entry};
+    case Family::value_mix: {
+      entry.params = "KvccValueMixParams";
+      entry.body = "ValueMix";
+      entry.grid_rule = "kvcc_grid_value_mix";
+      entry.splits = "host";
+      return {entry, beside(entry, "_merge", "ValueMerge", "kvcc_grid_value_merge", 0)};
+    }
+    default:
+      entry.params = "KvccDequantiseParams";
+      entry.body = "Dequantise";
+      entry.grid_rule = "kvcc_grid_dequantise";
+      return {entry};
+  }
+}
+
+/// Likewise of mma-1; an entry that is launched before the unit's own comes first.
+std::vector<Entry> mma_entries(const Configuration& c, Entry entry) {
+  entry.tokens_per_block = KVCC_PAGE_TOKENS;
+  switch (c.family) {
+    case Family::pack_key:
+    case Family::pack_value: {
+      entry.params = "KvccPackParams";
+      entry.body = "MmaPack";
+      entry.grid_rule = "kvcc_grid_mma_pack";
+      if (c.axis == Axis::channel) return {entry};
+      return {beside(entry, "_select", "MmaSelect", "kvcc_grid_mma_pack_select", 1), entry};
+    }
+    case Family::attention:
+      entry.params = "KvccAttentionParams";
+      entry.body = "Attention";
+      entry.grid_rule = "kvcc_grid_mma_attention";
+      entry.splits = "host";
+      return {entry, beside(entry, "_merge", "AttentionMerge", "kvcc_grid_mma_attention_merge", 0)};
+    case Family::key_scores:
+      entry.params = "KvccMmaKeyScoresParams";
+      entry.body = "MmaKeyScores";
+      entry.grid_rule = "kvcc_grid_mma_key_scores";
+      entry.splits = "host";
+      return {entry};
+    case Family::value_mix:
+      entry.params = "KvccValueMixParams";
+      entry.body = "MmaValueMix";
+      entry.grid_rule = "kvcc_grid_mma_value_mix";
+      entry.splits = "host";
+      return {entry, beside(entry, "_merge", "MmaValueMerge", "kvcc_grid_value_merge", 0)};
+    case Family::copy_pages:
+      entry.params = "KvccCopyPagesParams";
+      entry.body = "CopyPages";
+      entry.grid_rule = "kvcc_grid_copy_pages";
+      return {entry};
+    default:
+      entry.params = "KvccDequantiseParams";
+      entry.body = "MmaDequantise";
+      entry.grid_rule = "kvcc_grid_mma_dequantise";
+      return {entry};
+  }
+}
+
+}  // namespace
+
+std::string header_of(const Configuration& c) {
+  const bool mma = c.layout == Layout::mma;
+  switch (c.family) {
+    case Family::pack_key:
+    case Family::pack_value:
+      return mma ? "mma_pack.cuh" : c.axis == Axis::channel ? "pack_channel.cuh" : "pack_token.cuh";
+    case Family::attention:
+      return "attention.cuh";
+    case Family::key_scores:
+      return mma ? "mma_key_scores.cuh" : "key_scores.cuh";
+    case Family::value_mix:
+      return mma ? "mma_value_mix.cuh" : "value_mix.cuh";
+    case Family::copy_pages:
+      return "copy_pages.cuh";
+    default:
+      return mma ? "mma_dequantise.cuh" : "dequantise.cuh";
+  }
+}
+
+std::vector<Entry> entries_of(const KernelSpec& spec) {
+  const Configuration& c = spec.configuration;
+  Entry own;
+  own.family = to_text(c.family);
+  own.tokens_per_block = c.layout == Layout::linear ? kvcc_tile_tokens(c.head_dim) : KVCC_PAGE_TOKENS;
+  std::vector<Entry> entries = c.layout == Layout::linear ? linear_entries(c, own) : mma_entries(c, own);
+  for (size_t i = 0; i < entries.size(); ++i) {
+    Entry& entry = entries[i];
+    entry.symbol = spec.symbol + entry.name;
+    entry.name = spec.name + entry.name;
+    entry.stage = static_cast<int>(i);
+    if (entry.family.ends_with("_merge")) entry.when = "splits > 1";
+  }
+  return entries;
+}
+
+}  // namespace kvcc::codegen

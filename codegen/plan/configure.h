@@ -1,0 +1,27 @@
+// From an artifact to the configurations of one layout. Internal to codegen/plan.
+#pragma once
+
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "codegen/plan/plan.h"
+
+namespace kvcc::codegen {
+
+/// Widths that some head of the family's tensor has; of attention pairs of its keys' and values'. Else second is 0.
+std::set<std::pair<int, int>> widths_of(const Artifact& artifact, Family family);
+
+/// The family's configuration for one of widths_of(). Choices that the family does not depend on keep their neutral
+/// value, so that equal kernels have equal names. Throws Error(usage) for a kind of RoPE that is not known.
+Configuration configure(const Artifact& artifact, Layout layout, Family family, Dtype dtype,
+                        std::pair<int, int> widths);
+
+/// "keys stay at full precision", or empty: the family's tensors have codes.
+std::string why_skipped(const Artifact& artifact, Family family);
+
+/// The targets' families, or all of the layout.
+std::vector<Family> wanted_families(const Targets& targets, Layout layout);
+
+}  // namespace kvcc::codegen
