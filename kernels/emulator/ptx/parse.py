@@ -87,7 +87,7 @@ def statements(text):
             elif c == ";":
                 yield start, ";", head
                 current = ""
-            elif c == ":" and re.fullmatch(r"[$\w.]+", head):
+            elif c == ":" and re.fullmatch(r"[$\w]+", head):
                 yield start, ":", head
                 current = ""
             else:
