@@ -39,23 +39,11 @@ inline uint16_t round_to_half_once(double x) {
   return sign | static_cast<uint16_t>(kept + (rest > half || (rest == half && (kept & 1)) ? 1 : 0));
 }
 
-/// a b + c. The product is exact in double and the sum need not be: what it loses is folded into its last bit (rounding
-/// to odd), so that the one rounding to fp16 goes as it would from the exact value.
+/// a b + c, rounded once. The product is exact in double, and so is the sum unless the product is below 2^-31 of c:
+/// then c, which is an fp16 itself, lies so far from where rounding turns that the last bit of a double does not
+/// matter.
 inline uint16_t fma_half(uint16_t a, uint16_t b, uint16_t c) {
-  const double product = static_cast<double>(half_value(a)) * half_value(b), addend = half_value(c);
-  const double sum = product + addend;
-  uint64_t bits;
-  std::memcpy(&bits, &sum, sizeof bits);
-  if ((bits & 0x7ff0000000000000u) == 0x7ff0000000000000u) return round_to_half_once(sum);
-  const double part = sum - product;
-  const double error = (product - (sum - part)) + (addend - part);
-  if (error != 0 && (bits & 1) == 0) {
-    bits = (error > 0) == (sum > 0) ? bits + 1 : bits - 1;
-    double odd;
-    std::memcpy(&odd, &bits, sizeof odd);
-    return round_to_half_once(odd);
-  }
-  return round_to_half_once(sum);
+  return round_to_half_once(static_cast<double>(half_value(a)) * half_value(b) + half_value(c));
 }
 
 }  // namespace kvcc::emulator::internal
