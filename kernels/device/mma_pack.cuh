@@ -34,7 +34,7 @@ struct MmaSelect {
     const int64_t token = static_cast<int64_t>(b.z) * p.count + b.x;
     if constexpr (Select::kTail) {
       uint32_t* const selected = p.selected + token * 2 * p.cache.tail;
-      uint32_t next = shared.outliers[thread];
+      uint32_t next = Select::first_outlier(thread, shared);
       Select::for_chunk(p, b, thread, shared, [&](int32_t column, float x, bool outlier) {
         if (outlier) {
           selected[next++] = static_cast<uint32_t>(column) | static_cast<uint32_t>(record_half(x, p.status)) << 16;

@@ -35,7 +35,7 @@ struct PackToken {
     if constexpr (Select::kTail) {
       if (writes_shared_part<Config>(p.cache)) {
         linear::SparseRecord* record = entries<Config>(p.cache, base(p, b)) + slot(p, b) * 2 * p.cache.tail;
-        uint32_t next = shared.outliers[thread];
+        uint32_t next = Select::first_outlier(thread, shared);
         Select::for_chunk(p, b, thread, shared, [&](int32_t column, float x, bool outlier) {
           if (outlier) record[next++] = {static_cast<uint16_t>(column), record_half(x, p.status)};
         });
