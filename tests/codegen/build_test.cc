@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <thread>
 
 #include "codegen/build/arguments.h"
@@ -119,6 +120,29 @@ TEST(Nvcc, WithoutOneSaysWhatToInstall) {
   EXPECT_THROW(find_nvcc({"/bin/false"}), Error);  // runs, but is no nvcc
 }
 
+TEST(CompileUnit, EveryCubinComesFromOnePtx) {
+  EXPECT_EQ(ptx_arch({"sm_90", "sm_120a"}), "compute_80");
+  EXPECT_EQ(ptx_arch({"sm_75", "sm_90"}), "compute_75");
+  EXPECT_EQ(ptx_arch({}), "compute_80");
+  // An nvcc that says what it was given.
+  const made::TemporaryFolder folder;
+  write_text_file(folder / "nvcc",
+                  "#!/bin/sh\nfor out; do [ \"$before\" = -o ] && break; before=$out; done\ncase $out in\n"
+                  "*.ptx) printf '.global .align 4 .u32 a_shared_bytes = 4096;\\n.global .u32 b_shared_bytes;\\n';;\n"
+                  "*) cat k.ptx; echo \"$@\" ;; esac > $out\n");
+  std::filesystem::permissions(folder / "nvcc", std::filesystem::perms::owner_all);
+  const Nvcc nvcc{folder / "nvcc", "13.0.88", {}};
+  const std::string unit = folder / "unit";
+  const Compiled cubin = compile_unit(nvcc, "k", unit, {}, "sm_90", folder / "cache");
+  EXPECT_EQ(cubin.dynamic_shared, (std::map<std::string, int>{{"a", 4096}, {"b", 0}}));
+  EXPECT_THAT(cubin.binary, HasSubstr("a_shared_bytes = 4096"));
+  EXPECT_THAT(cubin.binary, HasSubstr("-cubin -arch=sm_90"));
+  EXPECT_THAT(cubin.binary, HasSubstr("--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"));
+  EXPECT_TRUE(compile_ptx(nvcc, "k", unit, {}, "compute_80", folder / "cache").cached);
+  EXPECT_FALSE(compile_unit(nvcc, "k", unit, {}, "sm_100", folder / "cache").cached);
+  EXPECT_TRUE(compile_unit(nvcc, "k", unit, {}, "sm_90", folder / "cache").cached);
+}
+
 TEST(CompileUnit, FolderFollowsFromTheKeyAlone) {
   // Line information and internal names hold the folder's path: another folder would be other bytes.
   const made::TemporaryFolder folder;
@@ -132,7 +156,7 @@ TEST(CompileUnit, FolderFollowsFromTheKeyAlone) {
   const auto compile = [&](const std::string& cache, bool slow = false) {
     std::map<std::string, std::string> headers{{"a.cuh", "x"}};
     if (slow) headers["slow.cuh"] = "x";
-    return compile_unit(nvcc, "k", unit, headers, "compute_80", folder / cache).binary;
+    return compile_ptx(nvcc, "k", unit, headers, "compute_80", folder / cache).binary;
   };
   const std::string first = compile("c1"), place = first.substr(0, first.size() - 1);
   EXPECT_FALSE(std::filesystem::exists(place));
@@ -178,6 +202,13 @@ TEST(Arguments, AreThoseOfTheLaunchHeader) {
   for (const char* name : {"KvccPackParams", "KvccValueMixParams", "KvccDequantiseParams"}) {
     EXPECT_GT(members_of(text, name).size(), 20u);
   }
+  const std::string both = text + read_text_file(std::string(KVCC_SOURCE_DIR) + "/formats/layout/mma_launch.h");
+  std::set<std::string> attention;
+  for (const KernelArgument& member : members_of(both, "KvccAttentionParams")) attention.insert(member.name);
+  for (const char* name : {"key.pages", "value.pages", "rope.base_cosine", "partial", "window"}) {
+    EXPECT_TRUE(attention.contains(name)) << name;
+  }
+  EXPECT_EQ(members_of(both, "KvccCopyPagesParams").size(), 10u);
   EXPECT_THROW(members_of(text, "KvccNothing"), Error);
 }
 

@@ -11,21 +11,31 @@
 namespace kvcc::codegen {
 namespace {
 
+void choose_tensor(TensorConfiguration& t) {
+  t.grid = *rc::gen::element(Grid::integer, Grid::normal_float, Grid::nuq);
+  t.bits = *rc::gen::inRange(1, 9);
+  t.mixed = *rc::gen::arbitrary<bool>();
+  t.axis = *rc::gen::element(Axis::channel, Axis::token);
+  t.head_dim = *rc::gen::inRange(1, 513);
+  t.sparse = *rc::gen::element(Sparse::none, Sparse::csr, Sparse::tail);
+}
+
 Configuration any_configuration() {
   Configuration c;
   c.family = *rc::gen::elementOf(families());
-  c.grid = *rc::gen::element(Grid::integer, Grid::normal_float, Grid::nuq);
-  c.bits = *rc::gen::inRange(1, 9);
-  c.mixed = *rc::gen::arbitrary<bool>();
-  c.axis = *rc::gen::element(Axis::channel, Axis::token);
-  c.head_dim = *rc::gen::inRange(1, 513);
-  c.sparse = *rc::gen::element(Sparse::none, Sparse::csr, Sparse::tail);
+  if (c.family == Family::copy_pages) {
+    c.layout = Layout::any;
+    return c;
+  }
+  choose_tensor(c);
+  if (c.family == Family::attention) choose_tensor(c.value);
   if (takes_rope(c.family)) {
     c.rope = *rc::gen::element(RopeKind::none, RopeKind::half, RopeKind::interleaved);
     if (c.rope != RopeKind::none) c.rotary_dim = *rc::gen::inRange(1, 513);
   }
-  if (takes_group(c.family)) c.group_tile = *rc::gen::inRange(1, 9);
+  if (takes_group(c.family)) c.group_tile = *rc::gen::inRange(1, 17);
   c.dtype = *rc::gen::element(Dtype::f16, Dtype::bf16, Dtype::f32);
+  c.layout = *rc::gen::element(Layout::linear, Layout::mma);
   return c;
 }
 
@@ -50,6 +60,18 @@ TEST(Names, AreAsDocumented) {
   c.rope = RopeKind::none;
   c.rotary_dim = 0;
   EXPECT_EQ(name(c), "key_scores_nuq3mixed_channel_d64_csr_norope_g3_f16__linear1");
+  c.mixed = false;
+  c.family = Family::attention;
+  c.rope = RopeKind::half;
+  c.rotary_dim = 64;
+  c.value = {Grid::nuq, 3, false, Axis::token, 64, Sparse::tail};
+  c.group_tile = 8;
+  c.layout = Layout::mma;
+  EXPECT_EQ(name(c), "attention_nuq3_channel_d64_csr_half64_v_nuq3_token_d64_tail_g8_f16__mma1");
+  c = {};
+  c.family = Family::copy_pages;
+  c.layout = Layout::any;
+  EXPECT_EQ(name(c), "copy_pages__any");
 }
 
 TEST(Names, WrongOnesAreRefusedWithThePart) {
@@ -66,7 +88,9 @@ TEST(Names, WrongOnesAreRefusedWithThePart) {
   EXPECT_THAT(message("key_score_nuq3"), HasSubstr("a family"));
   EXPECT_THAT(message("pack_key_nuq9_channel_d64_csr_f16__linear1"), HasSubstr("\"9_channel"));
   EXPECT_THAT(message("pack_key_nuq03_channel_d64_csr_f16__linear1"), HasSubstr("bits"));
-  EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_f16__mma1"), HasSubstr("linear1"));
+  EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_f16__mma2"), HasSubstr("linear1 or mma1"));
+  EXPECT_THAT(message("attention_nuq3_channel_d64_csr_half64_g8_f16__mma1"), HasSubstr("\"_v\""));
+  EXPECT_THAT(message("copy_pages__mma1"), HasSubstr("\"__any\""));
   EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_f16__linear1x"), HasSubstr("nothing more"));
   EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_g3_f16__linear1"), HasSubstr("f16, bf16 or f32"));
   EXPECT_THAT(message("pack_key_nuq3_channel_d64"), HasSubstr("it ends"));
@@ -76,7 +100,8 @@ TEST(Names, WrongOnesAreRefusedWithThePart) {
 TEST(Lists, EveryListedConfigurationExistsAndNamesAreUnique) {
   std::set<std::string> names;
   size_t count = 0;
-  for (const Family family : families()) {
+  for (const Family family : families_of(Layout::linear)) {
+    if (family == Family::copy_pages) continue;
     for (const Configuration& c : listed(family, {1, 3, 8})) {
       ASSERT_EQ(missing(c), std::vector<std::string>{}) << name(c);
       names.insert(name(c));
@@ -98,6 +123,28 @@ TEST(Lists, WhatIsMissingIsNamed) {
   const std::vector<std::string> reasons = missing(c);
   EXPECT_EQ(reasons.size(), 5u) << testing::PrintToString(reasons);
   EXPECT_THAT(reasons, testing::Contains(testing::HasSubstr("head dimension 72 (listed: 16, 32, 64")));
+}
+
+TEST(Lists, WhatLayoutMmaIsMissingIsNamed) {
+  Configuration c;
+  c.layout = Layout::mma;
+  c.family = Family::attention;
+  c.bits = 3;
+  c.head_dim = 64;
+  c.rope = RopeKind::half;
+  c.rotary_dim = 24;
+  c.group_tile = 4;
+  c.value = {Grid::nuq, 5, false, Axis::token, 96, Sparse::csr};
+  c.dtype = Dtype::f32;
+  EXPECT_THAT(missing(c),
+              testing::UnorderedElementsAre(testing::HasSubstr("values of 5 bits (listed: 2, 3, 4, 8)"),
+                                            testing::HasSubstr("values of scales per token with sparse part csr"),
+                                            testing::HasSubstr("24 rotary channels of 64 (a multiple of 16)"),
+                                            testing::HasSubstr("dtype f32 (listed: f16, bf16)"),
+                                            testing::HasSubstr("a tile of 4 query heads (8 or 16)")));
+  c.layout = Layout::linear;
+  EXPECT_THAT(missing(c), testing::ElementsAre("attention (layout mma-1 has it)"));
+  EXPECT_THROW(choices(Layout::linear, Family::attention), Error);
 }
 
 }  // namespace

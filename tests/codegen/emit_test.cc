@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
@@ -77,17 +78,24 @@ void expect_golden(const std::string& name, const std::string& text) {
 
 // A few emitted units and headers kept in git, so that a change of the generator shows what it does.
 TEST(Golden, UnitsAndHeader) {
-  Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
-  Plan p = plan(artifact, {});
-  for (const KernelSpec& spec : p.kernels) {
-    expect_golden("uniform/" + spec.name + ".cu", emit_unit(artifact, spec, templates(), "0.0.0"));
-  }
-  expect_golden("uniform/kvcc_tiny_3.h", emit_header(artifact, p, templates(), "0.0.0"));
+  for (const Layout layout : {Layout::linear, Layout::mma}) {
+    Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
+    const Targets targets{{}, Dtype::f16, layout, {}};
+    const std::string folder = layout == Layout::mma ? "mma_" : "";
+    Plan p = plan(artifact, targets);
+    for (const KernelSpec& spec : p.kernels) {
+      expect_golden(folder + "uniform/" + spec.name + ".cu", emit_unit(artifact, spec, templates(), "0.0.0"));
+    }
+    expect_golden(folder + "uniform/kvcc_tiny_3.h", emit_header(artifact, p, templates(), "0.0.0"));
 
-  artifact.key.bits = {3, 2, 2, 3};
-  p = plan(artifact, {});
-  expect_golden("mixed/" + p.kernels[0].name + ".cu", emit_unit(artifact, p.kernels[0], templates(), "0.0.0"));
-  expect_golden("mixed/kvcc_tiny_3.h", emit_header(artifact, p, templates(), "0.0.0"));
+    artifact.key.bits = {3, 2, 2, 3};
+    p = plan(artifact, targets);
+    const auto spec = std::find_if(p.kernels.begin(), p.kernels.end(), [&](const KernelSpec& one) {
+      return one.configuration.family == (layout == Layout::mma ? Family::attention : Family::pack_key);
+    });
+    expect_golden(folder + "mixed/" + spec->name + ".cu", emit_unit(artifact, *spec, templates(), "0.0.0"));
+    expect_golden(folder + "mixed/kvcc_tiny_3.h", emit_header(artifact, p, templates(), "0.0.0"));
+  }
 }
 
 TEST(Unit, IsShortBesideItsTable) {
@@ -95,7 +103,8 @@ TEST(Unit, IsShortBesideItsTable) {
   for (const KernelSpec& spec : plan(artifact, {}).kernels) {
     const std::string text = emit_unit(artifact, spec, templates(), "0.0.0");
     const auto lines = std::count(text.begin(), text.end(), '\n');
-    EXPECT_LE(lines - 2 * spec.layers * spec.heads, 40) << spec.name;  // the table takes two lines a head
+    const int tables = spec.configuration.family == Family::attention ? 2 : 1;
+    EXPECT_LE(lines - 2 * tables * spec.layers * spec.heads, 20 + 22 * tables) << spec.name;  // two lines a head
   }
 }
 
@@ -121,6 +130,54 @@ TEST(Unit, NamesFromElsewhereCannotLeaveTheirComment) {
   const std::string text = emit_header(artifact, plan(artifact, {}), templates(), "0.0.0");
   EXPECT_EQ(text.find("*/ int x"), std::string::npos);
   EXPECT_EQ(text.find("\n#error"), std::string::npos);
+}
+
+TEST(Unit, OfCopyPagesIsTheSameForEveryCodebook) {
+  const auto text = [](const char* scheme, int dim) {
+    const Artifact artifact = made::kernel_artifact(scheme, 1, 1, 1, dim, dim);
+    return emit_unit(artifact, plan(artifact, {}).kernels.back(), templates(), "0.0.0");
+  };
+  EXPECT_THAT(text("kvcc-nuq3-1%-sink1", 64), HasSubstr("KVCC_KERNEL(kvcc_copy_pages__any,"));
+  EXPECT_EQ(text("kvcc-nuq3-1%-sink1", 64), text("int4", 32));
+}
+
+TEST(Entries, OfTwoStagesAreInTheOrderOfTheirLaunches) {
+  const Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 1, 1, 1, 64, 64);
+  std::vector<std::string> stages;
+  for (const KernelSpec& spec : plan(artifact, {}).kernels) {
+    for (const Entry& entry : entries_of(spec)) {
+      if (entries_of(spec).size() == 1) continue;
+      stages.push_back(entry.family + " " + std::to_string(entry.stage) + " " + entry.when + " " + entry.grid_rule);
+      EXPECT_EQ(entry.symbol, "kvcc_" + entry.name);
+    }
+  }
+  EXPECT_THAT(stages, testing::ElementsAre("pack_value_select 0 always kvcc_grid_mma_pack_select",
+                                           "pack_value 1 always kvcc_grid_mma_pack",
+                                           "attention 0 always kvcc_grid_mma_attention",
+                                           "attention_merge 1 splits > 1 kvcc_grid_mma_attention_merge",
+                                           "value_mix 0 always kvcc_grid_mma_value_mix",
+                                           "value_merge 1 splits > 1 kvcc_grid_value_merge"));
+}
+
+TEST(Pages, AreThoseOfTheLayout) {
+  Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 128);
+  artifact.key.bits = {3, 2, 2, 3};
+  const PageRule key = page_rule(artifact, Layout::mma, true), value = page_rule(artifact, Layout::mma, false);
+  EXPECT_EQ(key.function, "kvcc_mma_page_bytes");
+  EXPECT_THAT(key.code_words, testing::ElementsAre(640, 640));  // 2 x 64 x 3 and 2 x 64 x 2
+  EXPECT_THAT(key.head_words, testing::ElementsAre(testing::ElementsAre(0, 384), testing::ElementsAre(0, 256)));
+  EXPECT_EQ(key.classes, 8);
+  EXPECT_EQ(key.default_capacity, 96);  // twice 1 % of 64 x 64 codes is 81.9: the next step of 16
+  EXPECT_EQ(value.classes, 32);
+  EXPECT_EQ(value.ranges, 1);
+  EXPECT_EQ(value.tail, 2);  // of 256 channels
+  EXPECT_TRUE(value.head_words.empty());
+  EXPECT_EQ(value.default_capacity, 272);  // 2 x 2 tails of 256 channels, twice that of 64 x 128 codes is 256
+  const Artifact dense = made::kernel_artifact("k=nuq3@prerope/channel,v=nuq3@token,sparse=0%", 1, 1, 1, 64, 64);
+  for (const bool keys : {true, false}) {
+    EXPECT_EQ(page_rule(dense, Layout::mma, keys).classes, 0);
+    EXPECT_EQ(page_rule(dense, Layout::mma, keys).default_capacity, 0);
+  }
 }
 
 // launch.h repeats a few facts in C; they must be those of the layout.

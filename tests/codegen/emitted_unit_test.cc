@@ -72,7 +72,11 @@ std::string symbol_of(const Plan& plan, Family family, int bits) {
 }
 
 void check(const Artifact& artifact) {
-  const Plan p = plan(artifact, {{}, Dtype::f32});
+  const Plan p = plan(artifact, {{},
+                                 Dtype::f32,
+                                 Layout::linear,
+                                 {Family::pack_key, Family::pack_value, Family::key_scores, Family::value_mix,
+                                  Family::dequantise_key, Family::dequantise_value}});
   const Library library(artifact, p);
   std::mt19937 random(21);
   ChannelQuantiser keys = test::make_channel_quantiser(kHeads, kDim, {3, 3, 3}, true, random);

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "formats/core/error.h"
 #include "tests/codegen/made.h"
 
@@ -18,9 +21,11 @@ std::vector<std::string> names_of(const Plan& plan) {
   return names;
 }
 
-std::string refusal(const Artifact& artifact, ErrorKind kind) {
+Targets linear(Dtype dtype = Dtype::f16) { return {{}, dtype, Layout::linear, {}}; }
+
+std::string refusal(const Artifact& artifact, ErrorKind kind, const Targets& targets = {}) {
   try {
-    plan(artifact, {});
+    plan(artifact, targets);
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), kind);
     return error.what();
@@ -32,14 +37,37 @@ std::string refusal(const Artifact& artifact, ErrorKind kind) {
 TEST(F64_Plan, OneUnitAFamilyOfSmolLM2) {
   const Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 30, 3, 3, 64, 64);
   const Plan p = plan(artifact, {});
+  EXPECT_EQ(p.layout, Layout::mma);
+  EXPECT_EQ(p.layout_reason, "");
+  EXPECT_THAT(names_of(p),
+              ElementsAre("pack_key_nuq3_channel_d64_csr_f16__mma1", "pack_value_nuq3_token_d64_tail_f16__mma1",
+                          "attention_nuq3_channel_d64_csr_half64_v_nuq3_token_d64_tail_g8_f16__mma1",
+                          "key_scores_nuq3_channel_d64_csr_half64_g8_f16__mma1",
+                          "value_mix_nuq3_token_d64_tail_g8_f16__mma1", "dequantise_key_nuq3_channel_d64_csr_f32__mma1",
+                          "dequantise_value_nuq3_token_d64_tail_f32__mma1", "copy_pages__any"));
+  EXPECT_TRUE(p.skipped.empty());
+  for (const KernelSpec& spec : p.kernels) {
+    EXPECT_EQ(spec.symbol, "kvcc_" + spec.name);
+    if (spec.configuration.family == Family::copy_pages) continue;
+    EXPECT_EQ(spec.tail, of_keys(spec.configuration.family) ? 0 : 1);
+    EXPECT_EQ(spec.levels, of_keys(spec.configuration.family) ? artifact.key.levels : artifact.value.levels);
+  }
+  EXPECT_EQ(p.kernels[2].value.tail, 1);
+  EXPECT_EQ(p.kernels[2].value.levels, artifact.value.levels);
+}
+
+TEST(F64_Plan, OneUnitAFamilyOfSmolLM2InLinearOne) {
+  const Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 30, 3, 3, 64, 64);
+  const Plan p = plan(artifact, linear());
   EXPECT_THAT(names_of(p), ElementsAre("pack_key_nuq3_channel_d64_csr_f16__linear1",   //
                                        "pack_value_nuq3_token_d64_tail_f16__linear1",  //
                                        "key_scores_nuq3_channel_d64_csr_half64_g3_f16__linear1",
                                        "value_mix_nuq3_token_d64_tail_g3_f16__linear1",
                                        "dequantise_key_nuq3_channel_d64_csr_f32__linear1",
-                                       "dequantise_value_nuq3_token_d64_tail_f32__linear1"));
+                                       "dequantise_value_nuq3_token_d64_tail_f32__linear1", "copy_pages__any"));
   EXPECT_TRUE(p.skipped.empty());
   for (const KernelSpec& spec : p.kernels) {
+    if (spec.configuration.family == Family::copy_pages) continue;
     EXPECT_EQ(spec.symbol, "kvcc_" + spec.name);
     EXPECT_EQ(spec.tail, of_keys(spec.configuration.family) ? 0 : 1);  // 192 channels at 1 %
     EXPECT_EQ(spec.levels, of_keys(spec.configuration.family) ? artifact.key.levels : artifact.value.levels);
@@ -50,25 +78,28 @@ TEST(Plan, WidthsDimensionsAndGroupsOfKeysAndValuesAreTheirOwn) {
   Artifact artifact = made::kernel_artifact("k=nuq4@prerope/channel,v=int2@token,sparse=0%,sink=0", 2, 2, 16, 128, 64);
   artifact.rope.kind = "interleaved";
   artifact.rope.rotary_dim = 32;
-  const Plan p = plan(artifact, {{}, Dtype::bf16});
+  const Plan p = plan(artifact, linear(Dtype::bf16));
   EXPECT_THAT(names_of(p), ElementsAre("pack_key_nuq4_channel_d128_none_bf16__linear1",  //
                                        "pack_value_int2_token_d64_none_bf16__linear1",   //
                                        "key_scores_nuq4_channel_d128_none_interleaved32_g8_bf16__linear1",
                                        "value_mix_int2_token_d64_none_g8_bf16__linear1",
                                        "dequantise_key_nuq4_channel_d128_none_f32__linear1",
-                                       "dequantise_value_int2_token_d64_none_f32__linear1"));
+                                       "dequantise_value_int2_token_d64_none_f32__linear1", "copy_pages__any"));
+  const Plan mma = plan(artifact, {{}, Dtype::bf16, Layout::mma, {}});
+  EXPECT_THAT(names_of(mma),
+              testing::Contains("attention_nuq4_channel_d128_none_interleaved32_v_int2_token_d64_none_g16_bf16__mma1"));
 }
 
 TEST(Plan, PostRopeKeysAreNotTurned) {
-  const Plan p = plan(made::kernel_artifact("k=int4@postrope/token,v=int4@token", 2, 2, 2, 64, 64), {});
+  const Plan p = plan(made::kernel_artifact("k=int4@postrope/token,v=int4@token", 2, 2, 2, 64, 64), linear());
   EXPECT_THAT(names_of(p), testing::Contains("key_scores_int4_token_d64_none_norope_g2_f16__linear1"));
 }
 
 TEST(Plan, MixedWidthsGiveAUnitAWidth) {
   Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
   artifact.key.bits = {3, 2, 2, 3};
-  const Plan p = plan(artifact, {});
-  ASSERT_EQ(p.kernels.size(), 9u);
+  const Plan p = plan(artifact, linear());
+  ASSERT_EQ(p.kernels.size(), 10u);
   const KernelSpec& two = p.kernels[0];
   EXPECT_EQ(two.name, "pack_key_nuq2mixed_channel_d64_csr_f16__linear1");
   EXPECT_EQ(p.kernels[1].name, "pack_key_nuq3mixed_channel_d64_csr_f16__linear1");
@@ -81,14 +112,95 @@ TEST(Plan, MixedWidthsGiveAUnitAWidth) {
   }
 }
 
+TEST(Plan, AttentionOfMixedWidthsHasAUnitAPairOfWidths) {
+  Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
+  artifact.key.bits = {3, 2, 2, 3};
+  artifact.value.bits = {3, 3, 2, 3};
+  Targets targets;
+  targets.families = {Family::attention};
+  const Plan p = plan(artifact, targets);
+  const char *key = "attention_nuq", *middle = "mixed_channel_d64_csr_half64_v_nuq",
+             *end = "mixed_token_d64_tail_g8_f16__mma1";
+  const auto unit = [&](int k, int v) { return key + std::to_string(k) + middle + std::to_string(v) + end; };
+  EXPECT_THAT(names_of(p), ElementsAre(unit(2, 2), unit(2, 3), unit(3, 3)));  // no head has 3 and 2
+  EXPECT_EQ(p.kernels[1].bits, artifact.key.bits);
+  EXPECT_EQ(p.kernels[1].value.bits, artifact.value.bits);
+  artifact.value.bits = {3, 3, 3, 3};
+  const Plan uniform = plan(artifact, targets);
+  ASSERT_EQ(uniform.kernels.size(), 2u);
+  EXPECT_EQ(uniform.kernels[0].name, "attention_nuq2mixed_channel_d64_csr_half64_v_nuq3_token_d64_tail_g8_f16__mma1");
+  EXPECT_TRUE(uniform.kernels[0].value.bits.empty());
+}
+
+TEST(Plan, WhatMmaDoesNotHaveFallsBackWithItsReason) {
+  const auto made = [](const char* scheme, int dim, int rotary) {
+    Artifact artifact = made::kernel_artifact(scheme, 2, 2, 3, dim, dim);
+    artifact.rope.rotary_dim = rotary;
+    return artifact;
+  };
+  const auto reason = [](const Artifact& artifact, const Targets& targets = {}) {
+    const Plan p = plan(artifact, targets);
+    EXPECT_EQ(p.layout, Layout::linear);
+    EXPECT_EQ(p.kernels.size(), 7u);
+    return p.layout_reason;
+  };
+  const Artifact five = made("kvcc-nuq5-1%-sink1", 64, 64);
+  EXPECT_EQ(reason(five), "mma-1 needs 5 bits (listed: 2, 3, 4, 8); values of 5 bits (listed: 2, 3, 4, 8)");
+  EXPECT_THAT(refusal(five, ErrorKind::usage, {{}, Dtype::f16, Layout::mma, {}}),
+              HasSubstr("layout mma-1: needs 5 bits"));
+  EXPECT_THAT(refusal(five, ErrorKind::usage, {{}, Dtype::f16, {}, {Family::attention}}), HasSubstr("needs 5 bits"));
+  EXPECT_THAT(reason(made("kvcc-nuq3-1%-sink1", 32, 32)), HasSubstr("head dimension 32"));
+  EXPECT_THAT(reason(made("kvcc-nuq3-1%-sink1", 64, 24)), HasSubstr("24 rotary channels of 64 (a multiple of 16)"));
+  const Artifact good = made("kvcc-nuq3-1%-sink1", 64, 64);
+  EXPECT_THAT(reason(good, {{}, Dtype::f32, {}, {}}), HasSubstr("dtype f32"));
+  EXPECT_THAT(reason(good, {{"sm_75", "sm_80"}, Dtype::f16, {}, {}}), HasSubstr("sm_80 and later (sm_75)"));
+  EXPECT_EQ(plan(good, {{"sm_80", "sm_120a"}, Dtype::f16, {}, {}}).layout, Layout::mma);
+}
+
+TEST(Plan, KeysThatFp16CannotHoldAreRefusedByChannel) {
+  Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
+  const size_t at = (1 * 2 + 0) * 64 + 17;
+  const float most = *std::max_element(artifact.key.levels.begin() + 16, artifact.key.levels.begin() + 24,
+                                       [](float a, float b) { return std::abs(a) < std::abs(b); });
+  artifact.key.scale[at] = 46000.0f / std::abs(most);  // below the limit for turned keys
+  artifact.key.zero[at] = 0.0f;
+  ASSERT_LT(artifact.key.scale[at], 65504.0f * 1.5f);
+  const auto outcome = [&] { return plan(artifact, {}).layout_reason; };
+  artifact.key.scale[at] = std::min(artifact.key.scale[at], 46000.0f);
+  EXPECT_EQ(outcome(), "");
+  artifact.key.zero[at] = std::copysign(46400.0f, most);
+  EXPECT_THAT(outcome(), HasSubstr("keys within 46318 in fp16 (layer 1, head 0, channel 17 reaches"));
+  EXPECT_THAT(refusal(artifact, ErrorKind::usage, {{}, Dtype::f16, Layout::mma, {}}), HasSubstr("channel 17"));
+  // Kernels that write f32 do not mind, and neither does linear-1.
+  EXPECT_EQ(plan(artifact, {{}, Dtype::f16, {}, {Family::dequantise_key, Family::pack_key}}).layout, Layout::mma);
+  EXPECT_EQ(plan(artifact, linear()).layout_reason, "");
+  artifact.key.scale.pop_back();
+  EXPECT_THAT(refusal(artifact, ErrorKind::bad_input), HasSubstr("255 scales, 256 zeros"));
+}
+
+TEST(Plan, FamiliesCanBeChosen) {
+  const Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
+  EXPECT_THAT(parse_families("copy_pages,pack_key,copy_pages"), ElementsAre(Family::pack_key, Family::copy_pages));
+  EXPECT_THROW(parse_families("pack"), Error);
+  EXPECT_THROW(parse_families(""), Error);
+  const Plan p = plan(artifact, {{}, Dtype::f16, Layout::linear, parse_families("value_mix,copy_pages")});
+  EXPECT_THAT(names_of(p), ElementsAre("value_mix_nuq3_token_d64_tail_g3_f16__linear1", "copy_pages__any"));
+  EXPECT_THAT(refusal(artifact, ErrorKind::usage, {{}, Dtype::f16, Layout::linear, {Family::attention}}),
+              HasSubstr("layout mma-1 has it"));
+}
+
 TEST(Plan, FullPrecisionTensorsAreSkippedByName) {
   Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
   artifact.scheme.key = TensorScheme{};  // the text form has no such scheme, but others may write one
   const Plan p = plan(artifact, {});
-  EXPECT_EQ(p.kernels.size(), 3u);
-  ASSERT_EQ(p.skipped.size(), 3u);
+  EXPECT_EQ(p.kernels.size(), 4u);
+  ASSERT_EQ(p.skipped.size(), 4u);
   EXPECT_EQ(p.skipped[0].family, Family::pack_key);
   EXPECT_EQ(p.skipped[0].reason, "keys stay at full precision");
+  EXPECT_EQ(p.skipped[1].family, Family::attention);
+  artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
+  artifact.scheme.value = TensorScheme{};
+  EXPECT_EQ(plan(artifact, {}).skipped[1].reason, "values stay at full precision");
 }
 
 TEST(Plan, RefusalsNameWhatIsMissing) {

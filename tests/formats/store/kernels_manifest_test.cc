@@ -37,9 +37,11 @@ KernelsManifest manifest() {
   entry.cubin = "a.cubin";
   entry.registers = 40;
   entry.shared_bytes = 1024;
-  entry.launch = {{128, 1, 1}, 32, "host"};
+  entry.launch = {{128, 1, 1}, 32, "host", "kvcc_grid_mma_attention", 4096, 1, "splits > 1"};
   entry.arguments = {{"query", "const float*", {"query_heads", "64"}}, {"tokens", "int", {}}};
   out.kernels = {entry};
+  out.pages["key"] = {"kvcc_mma_page_bytes", {640, 640}, {{0, 384}, {0, 256}}, 1, 0, 8, 2, 96};
+  out.pages["value"] = {"kvcc_mma_page_bytes", {768, 768}, {}, 0, 0, 0, 0, 0};
   return out;
 }
 
@@ -51,6 +53,24 @@ TEST(KernelsManifest, RoundTripAndOrder) {
   EXPECT_EQ(read.kernels[0].launch.block, (std::array<int, 3>{128, 1, 1}));
   EXPECT_THAT(read.kernels[0].arguments[0].shape, ElementsAre("query_heads", "64"));
   EXPECT_EQ(to_json(read).begin().key(), "schema_version");
+  EXPECT_EQ(read.kernels[0].launch.dynamic_shared_bytes, 4096);
+  EXPECT_EQ(read.kernels[0].launch.when, "splits > 1");
+  EXPECT_EQ(read.pages.at("key").head_words, (std::vector<std::vector<uint32_t>>{{0, 384}, {0, 256}}));
+  EXPECT_TRUE(read.pages.at("value").head_words.empty());
+}
+
+TEST(KernelsManifest, ThoseOfVersionOneAreRead) {
+  nlohmann::ordered_json document = to_json(manifest());
+  document.erase("schema_minor");
+  document.erase("pages");
+  for (const char* member : {"grid", "stage", "when", "dynamic_shared_bytes"}) {
+    document["kernels"][0]["launch"].erase(member);
+  }
+  const KernelsManifest read = kernels_from_json(document, "kernels.json");
+  EXPECT_TRUE(read.pages.empty());
+  EXPECT_EQ(read.kernels[0].launch.grid, "");
+  EXPECT_EQ(read.kernels[0].launch.dynamic_shared_bytes, -1);
+  EXPECT_EQ(read.kernels[0].launch.when, "always");
 }
 
 TEST(KernelsManifest, MembersAreNamedWhenWrong) {
@@ -70,6 +90,8 @@ TEST(KernelsManifest, MembersAreNamedWhenWrong) {
   EXPECT_THAT(refused([](auto& d) { d["kernels"][0].erase("launch"); }), HasSubstr("'launch' is missing"));
   EXPECT_THAT(refused([](auto& d) { d["kernels"][0]["registers"] = "40"; }), HasSubstr("'registers' is \"40\""));
   EXPECT_THAT(refused([](auto& d) { d["kernels"][0]["launch"]["block"] = {1, 2}; }), HasSubstr("'block'"));
+  EXPECT_THAT(refused([](auto& d) { d["pages"]["key"].erase("code_words"); }), HasSubstr("pages of key"));
+  EXPECT_THAT(refused([](auto& d) { d["kernels"][0]["launch"].erase("stage"); }), HasSubstr("'stage' is missing"));
   EXPECT_THAT(refused([](auto& d) { d["kernels"] = 3; }), HasSubstr("'kernels'"));
 }
 

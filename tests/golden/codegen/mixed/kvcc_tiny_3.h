@@ -4,9 +4,9 @@
  * Model:    made
  * Template: codegen/templates/header.h.in
  *
- * Launch contract: one struct an entry, passed by value as its only argument; blocks of KVCC_THREADS threads, no dynamic
- * shared memory; the grid from the kvcc_grid_ function named beside the entry. Shapes, units and rules are at the
- * members of launch.h. kernels.json names the cubin of each entry and architecture. */
+ * Launch contract: one struct an entry, passed by value as its only argument; blocks of KVCC_THREADS threads; the grid
+ * from the kvcc_grid_ function named beside the entry; dynamic shared memory as kernels.json says. Shapes, units and
+ * rules are at the members of the structs. kernels.json names the cubin of each entry and architecture. */
 #ifndef KVCC_TINY_3_H_
 #define KVCC_TINY_3_H_
 
@@ -28,7 +28,7 @@ enum {
 };
 
 /* Pages of key. Fills code_words, tail, sparse_capacity and page_bytes of one layer's cache. `capacity` is the number of
- * csr records a page can hold; start with KVCC_TINY_3_KEY_DEFAULT_CAPACITY and grow when pack reports more. */
+ * csr records a page can hold; start with the default and grow when pack reports more. */
 enum {
   KVCC_TINY_3_KEY_TAIL = 0,
   KVCC_TINY_3_KEY_DEFAULT_CAPACITY = 192
@@ -50,7 +50,7 @@ KVCC_LAUNCH_FN void kvcc_tiny_3_key_pages(KvccCache* cache, int32_t layer, int32
 }
 
 /* Pages of value. Fills code_words, tail, sparse_capacity and page_bytes of one layer's cache. `capacity` is the number of
- * csr records a page can hold; start with KVCC_TINY_3_VALUE_DEFAULT_CAPACITY and grow when pack reports more. */
+ * csr records a page can hold; start with the default and grow when pack reports more. */
 enum {
   KVCC_TINY_3_VALUE_TAIL = 1,
   KVCC_TINY_3_VALUE_DEFAULT_CAPACITY = 0
@@ -74,9 +74,10 @@ KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int
 #define KVCC_TINY_3_KEY_SCORES_2BIT "kvcc_key_scores_nuq2mixed_channel_d64_csr_half64_g3_f16__linear1" /* KvccKeyScoresParams, kvcc_grid_key_scores */
 #define KVCC_TINY_3_KEY_SCORES_3BIT "kvcc_key_scores_nuq3mixed_channel_d64_csr_half64_g3_f16__linear1" /* KvccKeyScoresParams, kvcc_grid_key_scores */
 #define KVCC_TINY_3_VALUE_MIX "kvcc_value_mix_nuq3_token_d64_tail_g3_f16__linear1" /* KvccValueMixParams, kvcc_grid_value_mix */
-#define KVCC_TINY_3_VALUE_MERGE "kvcc_value_mix_nuq3_token_d64_tail_g3_f16__linear1_merge" /* KvccValueMixParams, kvcc_grid_value_merge */
+#define KVCC_TINY_3_VALUE_MERGE "kvcc_value_mix_nuq3_token_d64_tail_g3_f16__linear1_merge" /* KvccValueMixParams, kvcc_grid_value_merge, after the one before when splits > 1 */
 #define KVCC_TINY_3_DEQUANTISE_KEY_2BIT "kvcc_dequantise_key_nuq2mixed_channel_d64_csr_f32__linear1" /* KvccDequantiseParams, kvcc_grid_dequantise */
 #define KVCC_TINY_3_DEQUANTISE_KEY_3BIT "kvcc_dequantise_key_nuq3mixed_channel_d64_csr_f32__linear1" /* KvccDequantiseParams, kvcc_grid_dequantise */
 #define KVCC_TINY_3_DEQUANTISE_VALUE "kvcc_dequantise_value_nuq3_token_d64_tail_f32__linear1" /* KvccDequantiseParams, kvcc_grid_dequantise */
+#define KVCC_TINY_3_COPY_PAGES "kvcc_copy_pages__any" /* KvccCopyPagesParams, kvcc_grid_copy_pages */
 
 #endif /* KVCC_TINY_3_H_ */
