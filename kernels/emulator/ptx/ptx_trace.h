@@ -24,6 +24,7 @@ struct Instruction {
   const char* opcode;
   const char* text;
   uint64_t threads = 0;               ///< executions
+  uint64_t issues = 0;                ///< of warps: in each the lane that runs it most often counts
   uint64_t requests = 0;              ///< of warps
   uint64_t bytes = 0;                 ///< asked for, summed over threads
   uint64_t wavefronts = 0;            ///< shared memory
@@ -55,6 +56,7 @@ struct Request {
 
 struct State {
   std::vector<Table> tables;
+  std::map<std::array<uint64_t, 3>, std::vector<uint32_t>> counts;  ///< (table, block, thread): by instruction
   std::vector<std::string> names;
   std::vector<Region> regions;
   std::map<std::array<uint64_t, 3>, uint64_t> turns;    ///< (instruction, block, thread) to executions
@@ -69,6 +71,39 @@ struct Registration {
     state().tables.push_back({entry, instructions, count});
   }
 };
+
+inline uint64_t block_number() {
+  const emulator::Index b = emulator::block_index();
+  return (uint64_t{b.z} << 20 | b.y) << 20 | b.x;
+}
+
+/// The calling thread's executions of each instruction of a table.
+inline uint32_t* counts(const Instruction* table, size_t count) {
+  auto& own = state().counts[{reinterpret_cast<uint64_t>(table), block_number(), emulator::thread_index()}];
+  own.resize(count);
+  return own.data();
+}
+
+/// Adds the threads' counts to the tables, and forgets them.
+inline void sum_counts() {
+  State& s = state();
+  for (const Table& table : s.tables) {
+    std::map<std::array<uint64_t, 2>, std::vector<uint32_t>> most;  // of each warp
+    for (const auto& [key, own] : s.counts) {
+      if (key[0] != reinterpret_cast<uint64_t>(table.instructions)) continue;
+      auto& warp = most[{key[1], key[2] / kLanes}];
+      warp.resize(table.count);
+      for (size_t i = 0; i < table.count; ++i) {
+        table.instructions[i].threads += own[i];
+        warp[i] = std::max(warp[i], own[i]);
+      }
+    }
+    for (const auto& [key, warp] : most) {
+      for (size_t i = 0; i < table.count; ++i) table.instructions[i].issues += warp[i];
+    }
+  }
+  s.counts.clear();
+}
 
 /// Wavefronts of a shared request: 32 banks of 4 bytes; requests of 8 and 16 bytes a lane are served by halves and
 /// quarters of the warp. In each the busiest bank decides; lanes that ask for one word share it.
@@ -127,8 +162,7 @@ inline void finish(const Request& r) {
 
 inline void request(Instruction& instruction, Space space, const uint8_t* address, int bytes) {
   State& s = state();
-  const emulator::Index b = emulator::block_index();
-  const uint64_t id = reinterpret_cast<uint64_t>(&instruction), block = (uint64_t{b.z} << 20 | b.y) << 20 | b.x;
+  const uint64_t id = reinterpret_cast<uint64_t>(&instruction), block = block_number();
   const uint32_t thread = emulator::thread_index();
   const uint64_t turn = s.turns[{id, block, thread}]++;
   const std::array<uint64_t, 4> key = {id, block, thread / kLanes, turn};
@@ -168,6 +202,7 @@ inline void add_region(const char* name, const void* begin, uint64_t bytes) {
 inline void write(const char* path) {
   for (const auto& [key, r] : state().requests) finish(r);
   state().requests.clear();
+  sum_counts();
   std::FILE* const out = std::fopen(path, "w");
   if (out == nullptr) return;
   const char* next_entry = "{";
@@ -177,12 +212,14 @@ inline void write(const char* path) {
     for (size_t k = 0; k < table.count; ++k) {
       const Instruction& i = table.instructions[k];
       std::fprintf(out,
-                   "%s\n{\"line\": %d, \"opcode\": \"%s\", \"text\": \"%s\", \"threads\": %llu, \"requests\": %llu, "
+                   "%s\n{\"line\": %d, \"opcode\": \"%s\", \"text\": \"%s\", \"threads\": %llu, \"issues\": %llu, "
+                   "\"requests\": %llu, "
                    "\"bytes\": %llu, \"wavefronts\": %llu, \"least\": %llu, \"sectors\": %llu, \"distinct\": %llu",
                    comma, i.line, i.opcode, i.text, static_cast<unsigned long long>(i.threads),
-                   static_cast<unsigned long long>(i.requests), static_cast<unsigned long long>(i.bytes),
-                   static_cast<unsigned long long>(i.wavefronts), static_cast<unsigned long long>(i.least),
-                   static_cast<unsigned long long>(i.sectors), static_cast<unsigned long long>(i.distinct));
+                   static_cast<unsigned long long>(i.issues), static_cast<unsigned long long>(i.requests),
+                   static_cast<unsigned long long>(i.bytes), static_cast<unsigned long long>(i.wavefronts),
+                   static_cast<unsigned long long>(i.least), static_cast<unsigned long long>(i.sectors),
+                   static_cast<unsigned long long>(i.distinct));
       write_counts(out, "regions", i.regions);
       write_counts(out, "region_sectors", i.region_sectors);
       std::fputc('}', out);
