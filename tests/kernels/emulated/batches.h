@@ -1,0 +1,148 @@
+// Made-up batches for the emulated tests: rows, what the reference packs of them, and a pool of pages behind a shuffled
+// table. Everything follows from the seed.
+#pragma once
+
+#include <string>
+
+#include "tests/kernels/emulated/rows.h"
+#include "tests/kernels/emulated/schedules.h"
+
+namespace kvcc::test {
+
+enum class Outliers { few, none, full };  ///< full: many, and lists exactly as long as the fullest tile needs
+
+struct Shape {
+  const char* name;
+  std::vector<int> lengths;  ///< of the sequences
+  int sink = 0, residual = 0, window = 0, group = 1, splits = 1;
+  Outliers outliers = Outliers::few;
+  int heads = 2;
+};
+
+/// The edges that every row is run over. `groups`: sizes that the row's group tile serves, the last not a multiple of
+/// the tile.
+inline std::vector<Shape> edge_shapes(const std::vector<int>& groups) {
+  const int some = groups.front(), most = groups.back();
+  if (kSmall) {
+    return {{"one of everything", {20, 3}, 1, 2, 16, some, 2},
+            {"full lists", {70}, 0, 0, 0, some, 2, Outliers::full, 1}};
+  }
+  return {
+      {"no token", {0}, 1, 4, 0, some, 2},
+      {"one token", {1}, 0, 0, 0, some},
+      {"sinks only", {3, 4}, 4, 0, 0, some},
+      {"page boundary", {63, 64, 65}, 0, 0, 0, some, 1},
+      {"page boundary after sinks", {68, 69, 70}, 5, 0, 0, some, 2},
+      {"residual ring", {150, 40, 61, 12}, 1, 37, 0, some, 2},
+      {"ragged batch", {0, 1, 130, 70}, 2, 0, 0, most, 3},
+      {"window", {150, 20}, 1, 10, 50, some, 2},
+      {"window that begins at a page", {128 + 64}, 0, 0, 128, some, 1},
+      {"window inside the residual ring", {100}, 3, 20, 5, some, 2},
+      {"sinks longer than a tile", {75, 140, 66}, 70, 9, 0, some, 2},
+      {"empty lists", {90}, 1, 0, 0, most, 1, Outliers::none},
+      {"full lists", {100}, 1, 0, 0, most, 1, Outliers::full},
+      {"more splits than tiles", {150}, 1, 3, 0, some, 7},
+      {"one head, many tiles", {5 * 64 + 17}, 0, 0, 0, most, 1, Outliers::few, 1},
+  };
+}
+
+template <class C>
+using Quantiser = std::conditional_t<C::kAxis == Axis::channel, ChannelQuantiser, TokenQuantiser>;
+
+template <class C>
+Quantiser<C> make_quantiser(const Shape& shape, const std::vector<uint8_t>& bits, std::mt19937& random) {
+  if constexpr (C::kAxis == Axis::channel) {
+    auto q = make_channel_quantiser(shape.heads, C::kHeadDim, bits, C::kSparse == Sparse::csr, random);
+    const float limit = shape.outliers == Outliers::few ? 2.2f : shape.outliers == Outliers::none ? 1e4f : 1.3f;
+    for (float& x : q.threshold_lower) x = -limit;
+    for (float& x : q.threshold_upper) x = limit;
+    use_levels<C::kTensor>(q.table);
+    return q;
+  } else {
+    const int tail = C::kSparse != Sparse::tail ? 0 : shape.outliers == Outliers::full ? 13 : 2;
+    auto q = make_token_quantiser(shape.heads, C::kHeadDim, bits, tail, random);
+    use_levels<C::kTensor>(q.table);
+    return q;
+  }
+}
+
+/// One tensor of a batch.
+template <class C>
+struct Packed {
+  Quantiser<C> quantiser;
+  std::vector<std::vector<float>> rows;      ///< [T, H, D] of each sequence
+  std::vector<reference::MmaCache> caches;   ///< of one capacity
+  std::vector<std::vector<float>> unpacked;  ///< [T, H, D] of each sequence
+  MmaBatch batch;
+
+  KvccCache view() {
+    KvccCache c = batch.view();
+    set_constants(c, quantiser);
+    return c;
+  }
+};
+
+template <class C>
+Packed<C> make_packed(const Shape& shape, std::mt19937& random, std::vector<uint8_t> bits = {}) {
+  if (bits.empty()) bits.assign(shape.heads, C::kBits);
+  Packed<C> p;
+  p.quantiser = make_quantiser<C>(shape, bits, random);
+  const int columns = shape.heads * C::kHeadDim;
+  uint32_t most = 0;
+  for (const int length : shape.lengths) {
+    p.rows.push_back(make_rows(length, columns, random));
+    if (C::kAxis == Axis::token && shape.outliers == Outliers::none) {
+      // Tails take a fixed number of outliers; what can be empty is a head's list, when all lie in the first head.
+      for (size_t i = 0; i < p.rows.back().size(); ++i) {
+        if (i % columns >= static_cast<size_t>(C::kHeadDim)) p.rows.back()[i] *= 0.0625f;
+      }
+    }
+    const auto alone =
+        reference::pack_mma(p.quantiser, C::kTensor, p.rows.back(), {.sink = shape.sink, .residual = shape.residual});
+    for (const uint32_t needed : alone.needed) most = std::max(most, needed);
+  }
+  const uint32_t exactly = (most + 3) / 4 * 4;
+  const uint32_t capacity = shape.outliers == Outliers::full && most > 0 ? exactly : exactly / 16 * 16 + 32;
+  for (size_t s = 0; s < p.rows.size(); ++s) {
+    p.caches.push_back(reference::pack_mma(p.quantiser, C::kTensor, p.rows[s],
+                                           {.sink = shape.sink, .residual = shape.residual, .capacity = capacity}));
+    p.unpacked.push_back(reference::unpack(p.quantiser, p.caches.back()));
+  }
+  p.batch = make_batch(p.caches, random);
+  return p;
+}
+
+/// Which bytes of a page with `tokens` tokens mean something.
+inline std::vector<bool> meaning(const reference::MmaCache& cache, int64_t page, int64_t tokens) {
+  const mma::PageShape& s = cache.shape;
+  std::vector<bool> is(mma::page_bytes(s), false);
+  const auto set = [&](uint64_t from, uint64_t bytes) { std::fill_n(is.begin() + from, bytes, true); };
+  set(0, uint64_t{s.code_words} * 4);
+  if (s.ranges) set(mma::ranges_offset(s), tokens * sizeof(linear::RangeRecord));
+  if (s.classes == 0) return is;
+  set(mma::ends_offset(s), uint64_t{s.heads} * s.classes * 2);
+  for (uint32_t h = 0; h < s.heads; ++h) {
+    uint16_t end;
+    std::memcpy(&end, cache.page(page) + mma::ends_offset(s) + ((h + 1) * s.classes - 1) * 2, 2);
+    set(mma::records_offset(s) + uint64_t{h} * s.capacity * 4, std::min<uint32_t>(end, s.capacity) * 4);
+  }
+  return is;
+}
+
+/// Runs a row over its shapes, each with a trace of its name.
+template <class Check>
+void over_shapes(const std::vector<Shape>& shapes, const Check& check) {
+  uint32_t seed = 1;
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(shape.name);
+    std::mt19937 random(seed++);
+    try {
+      check(shape, random);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();
+    }
+    if (testing::Test::HasFailure()) return;  // one report is enough
+  }
+}
+
+}  // namespace kvcc::test
