@@ -219,6 +219,15 @@ KVCC_DEVICE Half2 add_half2(Half2 a, Half2 b) {
   return a;
 #endif
 }
+KVCC_DEVICE Half2 negate_half2(Half2 a) {
+#if defined(__CUDA_ARCH__)
+  Half2 d;  // not an exclusive or: ptxas makes it a modifier of the instruction that reads d
+  asm("neg.f16x2 %0, %1;" : "=r"(d) : "r"(a));
+  return d;
+#else
+  return a ^ 0x80008000u;
+#endif
+}
 /// Both rounded to nearest even.
 KVCC_DEVICE Half2 pack_half2(float low, float high) {
 #if defined(__CUDA_ARCH__)

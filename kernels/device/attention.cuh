@@ -1,0 +1,309 @@
+// attention: fused split-K decode attention. A block serves up to kGroupTile queries of one KV head over a part of the
+// context; its warps stream whole tiles: codes of keys, scores, online softmax, codes of values, sums. Warps are merged
+// in order through shared memory, parts by AttentionMerge. No atomics: the same bits for every schedule.
+//   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_attention
+//   bound codes are read and decoded once a group tile, in 128-bit loads
+//   error |out - exact| <= e * sensitivity + 2^-8 * max |value|, e the scores' (mma_keys.cuh), sensitivity as in
+//   kernels/reference/attention.h; values as in mma_values.cuh
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/device/mma_key_outliers.cuh"
+#include "kernels/device/mma_merge.cuh"
+#include "kernels/device/mma_value_outliers.cuh"
+
+namespace kvcc::device {
+
+/// Shared memory of a block, for one choice of tables.
+template <class Config, Table kKeyTable, Table kValueTable, bool kRelative>
+struct AttentionShared {
+  using Key = typename Config::Key;
+  using Value = typename Config::Value;
+  static constexpr int D = Key::kHeadDim, G = Config::kGroupTile;
+  using Plan = WarpPlan<D, G>;
+  using Keys = KeyTables<Key, G, kKeyTable, kRelative>;
+  using Values = ValueTables<Value, kValueTable>;
+  struct Tables {
+    Keys keys;
+    Values values;
+  };
+  union {
+    Tables tables;
+    MergedSums<D, G> merged;  ///< after the last use of the tables
+  };
+  WarpTotals<G> totals;
+  OutlierSums<Values::kSparse ? D : 16, Plan::kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
+};
+
+/// The fastest choice that every architecture can hold.
+template <class Config>
+struct AttentionLayout {
+  static constexpr Table kFastKey = fastest_table(Config::Key::kBits), kSmallKey = smallest_table(Config::Key::kBits);
+  static constexpr Table kFastValue = fastest_table(Config::Value::kBits);
+  static constexpr Table kSmallValue = smallest_table(Config::Value::kBits);
+  template <class A, class B>
+  using First = std::conditional_t<sizeof(A) <= kMmaSharedLimit, A, B>;
+  using Shared = First<AttentionShared<Config, kFastKey, kFastValue, true>,
+                       First<AttentionShared<Config, kFastKey, kFastValue, false>,
+                             First<AttentionShared<Config, kFastKey, kSmallValue, true>,
+                                   First<AttentionShared<Config, kSmallKey, kSmallValue, true>,
+                                         AttentionShared<Config, kSmallKey, kSmallValue, false>>>>>;
+  static_assert(sizeof(Shared) <= kMmaSharedLimit);
+};
+
+template <class Config>
+struct Attention {
+  using Params = KvccAttentionParams;
+  using Key = typename Config::Key;
+  using Value = typename Config::Value;
+  using Shared = typename AttentionLayout<Config>::Shared;
+  using Keys = typename Shared::Keys;
+  using Values = typename Shared::Values;
+  using Plan = typename Shared::Plan;
+  static constexpr int kThreads = KVCC_THREADS;
+  static constexpr int D = Shared::D, G = Shared::G, kTiles = Plan::kTiles;
+  static constexpr int kMinBlocks = D * kTiles <= 128 ? 3 : 2;
+  static_assert(Value::kHeadDim == D && Key::kTensor == mma::Tensor::key && Value::kTensor == mma::Tensor::value);
+
+  static KVCC_DEVICE void run(const Params& p, Shared& shared) {
+    const Block block = block_index();
+    const int32_t group_tiles = (p.group + G - 1) / G;
+    const int32_t head = static_cast<int32_t>(block.y) / group_tiles;
+    const int32_t group_first = static_cast<int32_t>(block.y) % group_tiles * G;
+    if (!serves<Key>(p.key.layer, head) || !serves<Value>(p.value.layer, head)) return;
+    const Context context = context_of(p.key, p.key.lengths[block.z], p.window);
+    const Part part = part_of(context, static_cast<int32_t>(block.x), p.splits);
+    const int64_t row = (static_cast<int64_t>(block.z) * p.key.heads + head) * p.group + group_first;
+    const int queries = smaller(p.group - group_first, G);
+    const Lane at = this_lane();
+
+    fill_key_tables<Keys, Key>(shared.tables.keys, p.key, p.rope, head, p.query, row, queries, G,
+                               multiply(p.multiplier, kLog2E));
+    shared.tables.values.levels.fill(Value::levels(p.value.layer, head), thread_index());
+    if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
+    sync_block();
+
+    Warp warp;
+    warp.first_tile = Plan::set(at.warp) * kTiles;
+    warp.mix.clear(kNoReference);
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      KVCC_UNROLL
+      for (int q = 0; q < 2; ++q) {
+        warp.back[j][q] = shared.tables.keys.back[(warp.first_tile + j) * kMmaQueries + 2 * at.column + q];
+      }
+    }
+    if constexpr (Key::kRope == Rope::none) {
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, 0, at);
+    }
+    const int member = Plan::member(at.warp);
+    KVCC_ROLLED
+    for (int32_t i = part.page + member; i < part.page_end; i += Plan::kWarps) {
+      add_page(p, shared, context, block.z, head, i, warp, at);
+    }
+    settle<Value, Values>(warp.mix, p.value, head, at);
+    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
+    KVCC_ROLLED
+    for (int32_t i = part.tile + member; i < part.tile_end; i += Plan::kWarps) {
+      add_exact(p, shared, context, block.z, head, exact_block(context, i), warp, at);
+    }
+    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, at);
+    store(p, shared, block, static_cast<int64_t>(head) * p.group + group_first, queries);
+  }
+
+ private:
+  static constexpr float kLog2E = 1.44269504f;
+
+  struct Warp {
+    Mix<D, kTiles> mix;
+    QueryFragments<Keys::kSteps, kTiles> query;
+    float back[kTiles][2];
+    float weight_exponent = kWeightExponent;
+    int first_tile;
+  };
+
+  /// Page i of the sequence.
+  static KVCC_DEVICE void add_page(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
+                                   int32_t head, int32_t i, Warp& warp, const Lane& at) {
+    uint8_t* const key_page = page(p.key, sequence, i);
+    uint8_t* const value_page = page(p.value, sequence, i);
+    const uint32_t* const key_tile = mma_tile<Key>(p.key, key_page, head);
+    const uint32_t* const value_tile = mma_tile<Value>(p.value, value_page, head);
+    const Slots slots = visible_slots(context, i);
+    const int32_t block = i + p.key.sink / KVCC_ROPE_BLOCK;
+    MmaCodes<Key> key_codes;
+    MmaCodes<Value> value_codes;
+    key_codes.load(key_tile, 0, at.lane);
+    uint32_t key_range[8] = {}, value_range[8] = {};
+    if constexpr (Key::kAxis == Axis::token) load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
+    if constexpr (Key::kRope != Rope::none) {
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
+    }
+    value_codes.load(value_tile, 0, at.lane);  // in flight while keys are decoded
+    if constexpr (Value::kAxis == Axis::token) load_ranges<Value>(p.value, value_page, slots, at.row, value_range);
+    float score[kMmaSteps][kTiles][4] = {};
+    if constexpr (Keys::kSparse) {
+      score_outliers<Key>(score, shared.outliers[at.warp].weight, p.key, key_page, key_tile, head, block,
+                          warp.first_tile, shared.tables.keys, p.rope, at);
+    }
+    score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
+    if (!slots.all()) [[unlikely]] {
+      KVCC_UNROLL
+      for (int m = 0; m < kMmaSteps; ++m) {
+        KVCC_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const bool visible = slots.has(16 * m + e / 2 * 8 + static_cast<int32_t>(at.row));
+          KVCC_UNROLL
+          for (int j = 0; j < kTiles; ++j) score[m][j][e] = visible ? score[m][j][e] : -kInfinity;
+        }
+      }
+    }
+    bool large = false;
+    if constexpr (Value::kAxis == Axis::token) large = large_scales(value_range);
+    soften(score, large, shared, warp, at);
+    if constexpr (Values::kSparse) {
+      mix_outliers<Value>(shared.outliers[at.warp], p.value, value_page, value_tile, head, score, shared.tables.values,
+                          at);
+    }
+    mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
+  }
+
+  /// Block of 64 positions of which some are exact.
+  static KVCC_DEVICE void add_exact(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
+                                    int32_t head, int32_t block, Warp& warp, const Lane& at) {
+    if constexpr (Key::kRope != Rope::none) {
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
+    }
+    KVCC_ROLLED
+    for (int32_t r = static_cast<int32_t>(at.row); r < KVCC_ROPE_BLOCK; r += 16) {
+      const int32_t first = block * KVCC_ROPE_BLOCK + r;
+      const uint16_t *key[2], *value[2];
+      KVCC_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        key[i] = exact_values<Key>(p.key, context, sequence, head, first + 8 * i);
+        value[i] = exact_values<Value>(p.value, context, sequence, head, first + 8 * i);
+      }
+      if (ballot(key[0] != nullptr || key[1] != nullptr) == 0) continue;
+      float score[1][kTiles][4] = {};
+      score_exact<Key, Keys>(score[0], key, r, warp.query, p.rope, at);
+      KVCC_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        KVCC_UNROLL
+        for (int e = 0; e < 4; ++e) score[0][j][e] = key[e / 2] != nullptr ? score[0][j][e] : -kInfinity;
+      }
+      soften(score, false, shared, warp, at);
+      mix_exact(warp.mix, score[0], value, at);
+    }
+  }
+
+  /// Scores to weights, and everything gathered so far to the new reference, where the greatest score has risen.
+  template <int kRuns>
+  static KVCC_DEVICE void soften(float (&score)[kRuns][kTiles][4], bool large, Shared& shared, Warp& warp,
+                                 const Lane& at) {
+    float raised = 0;
+    if constexpr (Value::kAxis == Axis::token && kRuns > 1) {
+      if (warp.weight_exponent > 0 && ballot(large) != 0) {
+        raised = kWeightExponent;
+        warp.weight_exponent = 0;
+      }
+    }
+    float factor[kTiles][2];
+    bool rises = false;
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      KVCC_UNROLL
+      for (int q = 0; q < 2; ++q) {
+        float most = maximum(score[0][j][q], score[0][j][q + 2]);
+        KVCC_UNROLL
+        for (int m = 1; m < kRuns; ++m) most = maximum(most, maximum(score[m][j][q], score[m][j][q + 2]));
+        KVCC_UNROLL
+        for (uint32_t lanes = 4; lanes < 32; lanes *= 2) most = maximum(most, shuffle_xor(most, lanes));
+        const float old = warp.mix.reference[j][q];
+        const float next = maximum(add(old, raised), fused_multiply_add(most, warp.back[j][q], -warp.weight_exponent));
+        rises = rises || next > old;
+        factor[j][q] = add(old, -next);
+        warp.mix.reference[j][q] = next;
+      }
+    }
+    if (ballot(rises) != 0) [[unlikely]] {
+      KVCC_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        KVCC_UNROLL
+        for (int q = 0; q < 2; ++q) factor[j][q] = exp2_approximate(factor[j][q]);
+      }
+      warp.mix.scale(factor);
+      if constexpr (Values::kSparse && kRuns > 1) shared.outliers[at.warp].scale(factor, at);
+    }
+    KVCC_UNROLL
+    for (int m = 0; m < kRuns; ++m) {
+      KVCC_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        KVCC_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          float& s = score[m][j][e];
+          s = exp2_approximate(fused_multiply_add(s, warp.back[j][e % 2], -warp.mix.reference[j][e % 2]));
+          warp.mix.total[j][e % 2] = add(warp.mix.total[j][e % 2], s);
+        }
+      }
+    }
+  }
+
+  static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block, int64_t first_row,
+                                int queries) {
+    const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group;  // of one sequence
+    for (int i = static_cast<int>(thread_index()); i < queries * D; i += kThreads) {
+      const int query = i / D, channel = i % D;
+      const MergedTotal total = merged_total<Plan>(shared.totals, query);
+      const float sum = shared.merged.sum[query * shared.merged.kStride + channel];
+      if (p.splits == 1) {
+        p.out[(block.z * rows + first_row + query) * D + channel] = total.total > 0.0f ? sum / total.total : 0.0f;
+        continue;
+      }
+      float* partial =
+          p.partial + ((static_cast<int64_t>(block.z) * p.splits + block.x) * rows + first_row + query) * (D + 2);
+      partial[channel] = sum;
+      if (channel == 0) {
+        partial[D] = total.reference;
+        partial[D + 1] = total.total;
+      }
+    }
+  }
+};
+
+/// Combines the splits of Attention, in order. Grid: kvcc_grid_mma_attention_merge. Launched only when splits > 1.
+template <class Config>
+struct AttentionMerge {
+  using Params = KvccAttentionParams;
+  static constexpr int kThreads = KVCC_THREADS, kMinBlocks = 4;
+  static constexpr int D = Config::Value::kHeadDim;
+  struct Shared {
+    uint32_t unused;
+  };
+
+  static KVCC_DEVICE void run(const Params& p, Shared&) {
+    const Block block = block_index();
+    const int32_t head = static_cast<int32_t>(block.x) / p.group;
+    if (!serves<typename Config::Key>(p.key.layer, head) || !serves<typename Config::Value>(p.value.layer, head))
+      return;
+    const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group, stride = rows * (D + 2);
+    const float* first = p.partial + (static_cast<int64_t>(block.z) * p.splits * rows + block.x) * (D + 2);
+    float reference = first[D];
+    for (int32_t split = 1; split < p.splits; ++split) reference = maximum(reference, first[split * stride + D]);
+    float total = 0;
+    for (int32_t split = 0; split < p.splits; ++split) {
+      const float* from = first + split * stride;
+      total = fused_multiply_add(from[D + 1], exp2_approximate(add(from[D], -reference)), total);
+    }
+    for (int channel = static_cast<int>(thread_index()); channel < D; channel += kThreads) {
+      float sum = 0;
+      for (int32_t split = 0; split < p.splits; ++split) {
+        const float* from = first + split * stride;
+        sum = fused_multiply_add(from[channel], exp2_approximate(add(from[D], -reference)), sum);
+      }
+      p.out[(block.z * rows + block.x) * D + channel] = total > 0.0f ? sum / total : 0.0f;
+    }
+  }
+};
+
+}  // namespace kvcc::device

@@ -1,0 +1,301 @@
+// Keys on tensor cores: S^T[token, query] = K Q^T, decoded keys as A operand straight from the layout, queries of the
+// group, padded to 8, as B. A page's keys are turned by their offset r from t0, a multiple of 64; the queries by -t0,
+// once a tile, in f32 from tables made in double, so that no angle grows with the context (KvccRope).
+//   error of a score, in units of multiplier * sum over rotary pairs of |q pair| |K pair| with K the channel's
+//   |scale| + |zero| (the value, where exact): levels, scales, zeros, products, cosines and queries are each rounded to
+//   fp16 once, and the turned key three times: 2^-11 each, together below 2^-8.
+#pragma once
+
+#include "kernels/device/mma_common.cuh"
+
+namespace kvcc::device {
+
+/// What a block keeps in shared memory to read keys. kGroup: queries, a multiple of 8. kRelative: the relative rotary
+/// table lies here, else it is read from global memory.
+template <class Config, int kGroup, Table kTable, bool kRelative>
+struct KeyTables {
+  static constexpr int D = Config::kHeadDim, R = Config::kRotaryDim, kSteps = D / 16, kTurned = R / 16;
+  static constexpr bool kSparse = kMmaSparse<Config>, kChannel = Config::kAxis == Axis::channel;
+  static_assert(D % 16 == 0 && R % 16 == 0 && R <= D);
+  static_assert(Config::kRope == Rope::none ? R == 0 : R > 0);
+  /// Entries of two steps are loaded at once where there are pairs of steps. Rows are then padded to an odd number of
+  /// 64 bytes, so that the rows of two tokens use different banks.
+  static constexpr bool kTwo = kTurned % 2 == 0;
+  static constexpr int kRowWords = kTurned * 8 + (kTwo && kTurned % 4 == 0 ? 16 : 0);
+
+  LevelTable<Config::kBits, kTable> levels;
+  /// [step, column]: scale and zero of the first octet's two channels, then of the second's.
+  alignas(16) uint32_t scale[kChannel ? kSteps * 16 : 4];
+  /// [tile of queries, step, lane]: channels of the first octet, then of the second, of query `row`; f32, with the
+  /// multiplier, times a power of two a query that brings the largest into [2^12, 2^13).
+  alignas(16) float query[kGroup / 8 * kSteps * 32 * 4];
+  float back[kGroup];  ///< inverse of the powers of two
+  /// [slot, step, column] as entry() has it.
+  alignas(16) uint32_t relative[kRelative && R > 0 ? KVCC_ROPE_BLOCK* kRowWords : 4];
+  alignas(16) float plain_query[kSparse ? kGroup * D : 4];  ///< [tile of queries, channel, 8]; the same numbers
+  uint32_t channel_scale[kSparse && kChannel ? D : 1];      ///< scale, zero
+
+  /// Octets of a step: rotary partners meet in it.
+  static KVCC_HD constexpr int octet(int step, int second) {
+    if (Config::kRope == Rope::half && step < kTurned) return step + second * kTurned;
+    return 2 * step + second;
+  }
+};
+
+/// Cosine and sine of a step's two octets at position r < 128, for the channels of a column. Half-split pairs: cosines
+/// of two pairs, then sines. Interleaved: cosine and sine of the first octet's pair, then of the second's.
+template <class Config>
+KVCC_DEVICE Words<2> relative_entry(const KvccRope& rope, int32_t r, int step, uint32_t column) {
+  const uint16_t* cosine = rope.relative_cosine + r * (Config::kRotaryDim / 2);
+  const uint16_t* sine = rope.relative_sine + r * (Config::kRotaryDim / 2);
+  if constexpr (Config::kRope == Rope::half) {
+    const uint32_t i = step * 8 + 2 * column;
+    return {{*reinterpret_cast<const uint32_t*>(cosine + i), *reinterpret_cast<const uint32_t*>(sine + i)}};
+  } else {
+    const uint32_t i = step * 8 + column;
+    return {
+        {cosine[i] | static_cast<uint32_t>(sine[i]) << 16, cosine[i + 4] | static_cast<uint32_t>(sine[i + 4]) << 16}};
+  }
+}
+
+/// Powers of two that bring a query row into the range of fp16: bf16 queries may be of any size.
+KVCC_DEVICE int32_t query_exponent(float greatest) {
+  const int32_t exponent = static_cast<int32_t>(float_bits(greatest) >> 23 & 255u) - 127;
+  return larger(smaller(12 - exponent, 100), -100);
+}
+
+/// Fills the tables of one head. `queries` of the rows at `query` are real, the others 0. A barrier must follow.
+template <class Tables, class Config>
+KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& rope, int32_t head, const void* query,
+                                 int64_t first_row, int queries, int group, float multiplier) {
+  constexpr int D = Tables::D, R = Tables::R;
+  const Lane at = this_lane();
+  const uint32_t thread = thread_index();
+  s.levels.fill(Config::levels(c.layer, head), thread);
+  if constexpr (Tables::kChannel) {
+    const float* scale = c.scale + static_cast<int64_t>(head) * D;
+    const float* zero = c.zero + static_cast<int64_t>(head) * D;
+    for (int i = static_cast<int>(thread); i < Tables::kSteps * 8; i += KVCC_THREADS) {
+      const int channel = Tables::octet(i / 8, i % 2) * 8 + i / 2 % 4 * 2;
+      uint32_t* to = s.scale + (i / 2 * 4 + i % 2 * 2);
+      to[0] = pack_half2(scale[channel], scale[channel + 1]);
+      to[1] = pack_half2(zero[channel], zero[channel + 1]);
+    }
+    if constexpr (Tables::kSparse) {
+      for (int i = static_cast<int>(thread); i < D; i += KVCC_THREADS)
+        s.channel_scale[i] = pack_half2(scale[i], zero[i]);
+    }
+  }
+  for (int q = static_cast<int>(at.warp); q < group; q += kMmaWarps) {
+    float greatest = 0;
+    for (int i = static_cast<int>(at.lane); i < D; i += 32) {
+      const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + i) : 0.0f;
+      greatest = maximum(greatest, magnitude(multiply(x, multiplier)));
+    }
+    for (uint32_t lanes = 16; lanes > 0; lanes /= 2) greatest = maximum(greatest, shuffle_xor(greatest, lanes));
+    const int32_t exponent = query_exponent(greatest);
+    const float scale = power_of_two(exponent);
+    if (at.lane == 0) s.back[q] = power_of_two(-exponent);
+    for (int i = static_cast<int>(at.lane); i < Tables::kSteps * 16; i += 32) {
+      const int step = i / 16, column = i % 16 / 4, second = i % 4 / 2;
+      const int channel = Tables::octet(step, second) * 8 + 2 * column + i % 2;
+      const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + channel) : 0.0f;
+      const float scaled = multiply(multiply(x, multiplier), scale);
+      s.query[((q / 8 * Tables::kSteps + step) * 32 + q % 8 * 4 + column) * 4 + i % 4] = scaled;
+      if constexpr (Tables::kSparse) s.plain_query[(q / 8 * D + channel) * 8 + q % 8] = scaled;
+    }
+  }
+  if constexpr (R > 0 && sizeof(s.relative) > 16) {
+    const int32_t first = c.sink % KVCC_ROPE_BLOCK;
+    for (int i = static_cast<int>(thread); i < KVCC_ROPE_BLOCK * Tables::kTurned * 4; i += KVCC_THREADS) {
+      const int slot = i / (Tables::kTurned * 4), step = i / 4 % Tables::kTurned, column = i % 4;
+      const Words<2> entry = relative_entry<Config>(rope, first + slot, step, static_cast<uint32_t>(column));
+      uint32_t* to = s.relative + slot * Tables::kRowWords + (step * 4 + column) * 2;
+      if constexpr (Tables::kTwo)
+        to = s.relative + slot * Tables::kRowWords + (step / 2 * 4 + column) * 4 + step % 2 * 2;
+      to[0] = entry.word[0];
+      to[1] = entry.word[1];
+    }
+  }
+}
+
+/// B fragments of the queries, turned by -64 `block` positions.
+template <int kSteps, int kTiles>
+struct QueryFragments {
+  uint32_t b[kSteps][kTiles][2];
+};
+
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void turn_queries(QueryFragments<Tables::kSteps, kTiles>& out, const Tables& s, const KvccRope& rope,
+                              int first_tile, int32_t block, const Lane& at) {
+  constexpr int kHalfR = Config::kRotaryDim / 2;
+  const float* cosine = rope.base_cosine + static_cast<int64_t>(block) * kHalfR;
+  const float* sine = rope.base_sine + static_cast<int64_t>(block) * kHalfR;
+  KVCC_UNROLL
+  for (int k = 0; k < Tables::kSteps; ++k) {
+    float c[2] = {1, 1}, n[2] = {0, 0};
+    if (k < Tables::kTurned) {
+      if constexpr (Config::kRope == Rope::half) {
+        const Float2 cosines = *reinterpret_cast<const Float2*>(cosine + (8 * k + 2 * at.column));
+        const Float2 sines = *reinterpret_cast<const Float2*>(sine + (8 * k + 2 * at.column));
+        KVCC_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          c[i] = cosines.x[i];
+          n[i] = sines.x[i];
+        }
+      } else {
+        KVCC_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          c[i] = cosine[8 * k + 4 * i + at.column];
+          n[i] = sine[8 * k + 4 * i + at.column];
+        }
+      }
+    }
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      const float* from = s.query + (((first_tile + j) * Tables::kSteps + k) * 32 + at.lane) * 4;
+      Float4 query = *reinterpret_cast<const Float4*>(from);
+      float(&q)[4] = query.x;
+      if (k < Tables::kTurned) {
+        KVCC_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const int a = Config::kRope == Rope::half ? i : 2 * i, b = Config::kRope == Rope::half ? i + 2 : 2 * i + 1;
+          const float x = q[a], y = q[b];
+          q[a] = fused_multiply_add(x, c[i], multiply(y, n[i]));
+          q[b] = fused_multiply_add(y, c[i], -multiply(x, n[i]));
+        }
+      }
+      out.b[k][j][0] = pack_half2(q[0], q[1]);
+      out.b[k][j][1] = pack_half2(q[2], q[3]);
+    }
+  }
+}
+
+/// Adds one step's products of 16 keys: a[0] and a[1] rows g and g + 8 of the first octet, a[2] and a[3] of the second;
+/// turn[0] and turn[1] their cosines and sines. Half-split pairs are turned; of interleaved ones, products with cosine
+/// and with sine meet (q_x, q_y) and (q_y, -q_x), which is the same sum without exchanging the pair's halves.
+template <class Config, int kTiles>
+KVCC_DEVICE void multiply_step(float (&score)[kTiles][4], uint32_t (&a)[4], const Words<2> (&turn)[2], bool turned,
+                               const uint32_t (&b)[kTiles][2]) {
+  if (Config::kRope == Rope::half && turned) {
+    KVCC_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const Half2 x = a[i], y = a[i + 2];
+      a[i] = fma_half2(x, turn[i].word[0], negate_half2(multiply_half2(y, turn[i].word[1])));
+      a[i + 2] = fma_half2(x, turn[i].word[1], multiply_half2(y, turn[i].word[0]));
+    }
+  }
+  if (Config::kRope == Rope::interleaved && turned) {
+    uint32_t sine[4];
+    KVCC_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t entry = turn[i % 2].word[i / 2];
+      sine[i] = multiply_half2(a[i], broadcast_high(entry));
+      a[i] = multiply_half2(a[i], broadcast_low(entry));
+    }
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      mma_16816(score[j], sine, byte_permute(b[j][0], b[j][0], 0x1032u) ^ 0x80000000u,
+                byte_permute(b[j][1], b[j][1], 0x1032u) ^ 0x80000000u);
+    }
+  }
+  KVCC_UNROLL
+  for (int j = 0; j < kTiles; ++j) mma_16816(score[j], a, b[j][0], b[j][1]);
+}
+
+/// Adds the scores of a page's 64 keys: score[m][j] the C fragment of tokens 16 m … and query tile j. Codes of part 0
+/// are loaded already. range: of tokens 8 band + row (token axis).
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void score_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Config>& codes, const uint32_t* tile,
+                            const uint32_t (&range)[8], const QueryFragments<Tables::kSteps, kTiles>& query,
+                            const Tables& s, const KvccRope& rope, int32_t sink, const Lane& at) {
+  using Codes = MmaCodes<Config>;
+  constexpr bool kRelative = sizeof(s.relative) > 16;
+  constexpr int kTogether = Tables::kTwo && Tables::kTurned > 0 ? 2 : 1;  // steps that share a load of turns
+  const uint32_t lane_at = s.levels.lane_offset(at.lane);
+  const int32_t first = sink % KVCC_ROPE_BLOCK;
+  KVCC_UNROLL
+  for (int part = 0; part < Codes::kParts; ++part) {
+    if (part > 0) codes.load(tile, part, at.lane);
+    KVCC_UNROLL
+    for (int k0 = 0; k0 < Tables::kSteps; k0 += kTogether) {
+      Words<4> scale[kTogether];
+      if constexpr (Tables::kChannel) {
+        KVCC_UNROLL
+        for (int i = 0; i < kTogether; ++i) {
+          if (k0 + i < Tables::kSteps) {
+            scale[i] = *reinterpret_cast<const Words<4>*>(s.scale + ((k0 + i) * 4 + at.column) * 4);
+          }
+        }
+      }
+      KVCC_UNROLL
+      for (int run = 0; run < Codes::kRuns; ++run) {
+        const int m = part * Codes::kRuns + run;
+        Words<2> turn[kTogether][2];
+        if (k0 < Tables::kTurned) {
+          KVCC_UNROLL
+          for (int i = 0; i < 2; ++i) {
+            const int slot = 16 * m + 8 * i + static_cast<int>(at.row);
+            if constexpr (!kRelative) {
+              KVCC_UNROLL
+              for (int k = 0; k < kTogether; ++k) {
+                turn[k][i] = relative_entry<Config>(rope, first + slot, k0 + k, at.column);
+              }
+            } else if constexpr (kTogether == 2) {
+              const auto both = *reinterpret_cast<const Words<4>*>(s.relative + slot * Tables::kRowWords +
+                                                                   (k0 / 2 * 4 + at.column) * 4);
+              turn[0][i] = {{both.word[0], both.word[1]}};
+              turn[1][i] = {{both.word[2], both.word[3]}};
+            } else {
+              turn[0][i] =
+                  *reinterpret_cast<const Words<2>*>(s.relative + slot * Tables::kRowWords + (k0 * 4 + at.column) * 2);
+            }
+          }
+        }
+        KVCC_UNROLL
+        for (int i = 0; i < kTogether; ++i) {
+          const int k = k0 + i;
+          if (k >= Tables::kSteps) continue;
+          uint32_t a[4];
+          KVCC_UNROLL
+          for (int part_of_a = 0; part_of_a < 4; ++part_of_a) {
+            const int band = part_of_a % 2, second = part_of_a / 2;
+            const Half2 level = level_pair(s.levels, codes, 2 * run + band, Tables::octet(k, second), lane_at);
+            if constexpr (Tables::kChannel) {
+              a[part_of_a] = fma_half2(level, scale[i].word[2 * second], scale[i].word[2 * second + 1]);
+            } else {
+              const uint32_t r = range[2 * m + band];
+              a[part_of_a] = fma_half2(level, broadcast_low(r), broadcast_high(r));
+            }
+          }
+          multiply_step<Config>(score[m], a, turn[i], k < Tables::kTurned, query.b[k]);
+        }
+      }
+    }
+  }
+}
+
+/// Adds the scores of 16 exact keys, tokens row and row + 8 at key[0] and key[1] (null: 0), at offsets r and r + 8 from
+/// their block's first position.
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void score_exact(float (&score)[kTiles][4], const uint16_t* const (&key)[2], int32_t r,
+                             const QueryFragments<Tables::kSteps, kTiles>& query, const KvccRope& rope,
+                             const Lane& at) {
+  KVCC_UNROLL
+  for (int k = 0; k < Tables::kSteps; ++k) {
+    uint32_t a[4];
+    Words<2> turn[2];
+    KVCC_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t channel = Tables::octet(k, i / 2) * 8 + 2 * at.column;
+      a[i] = key[i % 2] != nullptr ? *reinterpret_cast<const uint32_t*>(key[i % 2] + channel) : 0u;
+    }
+    if (k < Tables::kTurned) {
+      KVCC_UNROLL
+      for (int i = 0; i < 2; ++i) turn[i] = relative_entry<Config>(rope, r + 8 * i, k, at.column);
+    }
+    multiply_step<Config>(score, a, turn, k < Tables::kTurned, query.b[k]);
+  }
+}
+
+}  // namespace kvcc::device

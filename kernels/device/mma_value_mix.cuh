@@ -1,0 +1,253 @@
+// value_mix of layout mma-1: one block takes a part of the context and up to kGroupTile queries of one KV head; each
+// warp streams whole tiles, and a decoded value meets all of a warp's weights on the tensor cores. Warps are merged in
+// order through shared memory, parts by MmaValueMerge.
+//   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_value_mix
+//   bound codes are read once a group tile, in 128-bit loads
+//   error of out[d] <= 2^-8 * max |weight| * sum over p of |value[p, d]'s channel or token range|: as in
+//   mma_values.cuh, with weights of any size and sign
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/device/mma_merge.cuh"
+#include "kernels/device/mma_value_outliers.cuh"
+
+namespace kvcc::device {
+
+template <class Config>
+struct MmaValueMix {
+  using Params = KvccValueMixParams;
+  static constexpr int kThreads = KVCC_THREADS;
+  static constexpr int D = Config::kHeadDim, G = Config::kGroupTile;
+  using Plan = WarpPlan<D, G>;
+  using Values = ValueTables<Config, fastest_table(Config::kBits)>;
+  static constexpr int kTiles = Plan::kTiles;
+  static constexpr int kMinBlocks = D * kTiles <= 128 ? 4 : D * kTiles <= 192 ? 3 : 2;
+  static_assert(Config::kTensor == mma::Tensor::value);
+
+  struct Shared {
+    union {
+      Values values;
+      MergedSums<D, G> merged;  ///< after the last use of the tables
+    };
+    WarpTotals<G> totals;
+    OutlierSums<Values::kSparse ? D : 16, kTiles> outliers[Values::kSparse ? kMmaWarps : 1];
+  };
+  static_assert(sizeof(Shared) <= kMmaSharedLimit);
+
+  static KVCC_DEVICE void run(const Params& p, Shared& shared) {
+    const Block block = block_index();
+    const int32_t group_tiles = (p.group + G - 1) / G;
+    const int32_t head = static_cast<int32_t>(block.y) / group_tiles;
+    const int32_t group_first = static_cast<int32_t>(block.y) % group_tiles * G;
+    if (!serves<Config>(p.cache.layer, head)) return;
+    const Context context = context_of(p.cache, p.cache.lengths[block.z], p.window);
+    const Part part = part_of(context, static_cast<int32_t>(block.x), p.splits);
+    const Lane at = this_lane();
+    const int64_t row = (static_cast<int64_t>(block.z) * p.cache.heads + head) * p.group + group_first;
+    const int queries = smaller(p.group - group_first, G);
+    shared.values.levels.fill(Config::levels(p.cache.layer, head), thread_index());
+    if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
+    sync_block();
+
+    Warp warp;
+    const int first_query = Plan::set(at.warp) * kTiles * kMmaQueries + 2 * static_cast<int>(at.column);
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      KVCC_UNROLL
+      for (int q = 0; q < 2; ++q) {
+        // Columns past the last query repeat it, and are not stored.
+        const int64_t query = row + smaller(first_query + j * kMmaQueries + q, queries - 1);
+        warp.weights[j][q] = static_cast<const Element*>(p.weights) + query * p.weights_stride;
+        warp.limit[j][q] = 0;
+        warp.unit[j][q] = 0;
+      }
+    }
+    warp.mix.clear(kNoReference);
+    const int member = Plan::member(at.warp);
+    KVCC_ROLLED
+    for (int32_t i = part.page + member; i < part.page_end; i += Plan::kWarps) {
+      add_page(p, shared, context, block.z, head, i, warp, at);
+    }
+    settle<Config, Values>(warp.mix, p.cache, head, at);
+    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
+    KVCC_ROLLED
+    for (int32_t i = part.tile + member; i < part.tile_end; i += Plan::kWarps) {
+      add_exact(p, shared, context, block.z, head, exact_block(context, i), warp, at);
+    }
+    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, at);
+    store(p, shared, block, static_cast<int64_t>(head) * p.group + group_first, queries);
+  }
+
+ private:
+  using Element = std::conditional_t<Config::kDtype == Dtype::f32, float, uint16_t>;
+
+  struct Warp {
+    Mix<D, kTiles> mix;
+    const Element* weights[kTiles][2];
+    float limit[kTiles][2];  ///< a power of two above the weights so far
+    float unit[kTiles][2];   ///< 2^-reference
+    int32_t weight_exponent = kWeightExponent;
+  };
+
+  static KVCC_DEVICE void add_page(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
+                                   int32_t head, int32_t i, Warp& warp, const Lane& at) {
+    uint8_t* const base = page(p.cache, sequence, i);
+    const uint32_t* const tile = mma_tile<Config>(p.cache, base, head);
+    const Slots slots = visible_slots(context, i);
+    MmaCodes<Config> codes;
+    codes.load(tile, 0, at.lane);
+    uint32_t range[8] = {};
+    if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, base, slots, at.row, range);
+    float weight[kMmaSteps][kTiles][4];
+    const int32_t row = static_cast<int32_t>(at.row);
+    KVCC_UNROLL
+    for (int m = 0; m < kMmaSteps; ++m) {
+      KVCC_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int32_t slot = 16 * m + 8 * half + row;
+        load_weights(warp, weight[m], half, p.cache.sink + i * KVCC_PAGE_TOKENS + slot, slots.has(slot));
+      }
+    }
+    bool large = false;
+    if constexpr (Config::kAxis == Axis::token) large = large_scales(range);
+    rescale(weight, large, shared, warp, at);
+    if constexpr (Values::kSparse) {
+      mix_outliers<Config>(shared.outliers[at.warp], p.cache, base, tile, head, weight, shared.values, at);
+    }
+    mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
+  }
+
+  static KVCC_DEVICE void add_exact(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
+                                    int32_t head, int32_t block, Warp& warp, const Lane& at) {
+    KVCC_ROLLED
+    for (int32_t r = static_cast<int32_t>(at.row); r < KVCC_ROPE_BLOCK; r += 16) {
+      const int32_t first = block * KVCC_ROPE_BLOCK + r;
+      const uint16_t* value[2];
+      float weight[1][kTiles][4];
+      KVCC_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        value[half] = exact_values<Config>(p.cache, context, sequence, head, first + 8 * half);
+        load_weights(warp, weight[0], half, first + 8 * half, value[half] != nullptr);
+      }
+      if (ballot(value[0] != nullptr || value[1] != nullptr) == 0) continue;
+      rescale(weight, false, shared, warp, at);
+      mix_exact(warp.mix, weight[0], value, at);
+    }
+  }
+
+  static KVCC_DEVICE void load_weights(const Warp& warp, float (&weight)[kTiles][4], int half, int32_t position,
+                                       bool visible) {
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      KVCC_UNROLL
+      for (int q = 0; q < 2; ++q) {
+        weight[j][2 * half + q] = visible ? load<Config::kDtype>(warp.weights[j][q], position) : 0.0f;
+      }
+    }
+  }
+
+  /// Weights in the unit of the reference, and what was gathered so far in a new unit, where a weight exceeds it.
+  template <int kRuns>
+  static KVCC_DEVICE void rescale(float (&weight)[kRuns][kTiles][4], bool large, Shared& shared, Warp& warp,
+                                  const Lane& at) {
+    float most[kTiles][2];
+    bool rises = large && warp.weight_exponent > 0;
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      KVCC_UNROLL
+      for (int q = 0; q < 2; ++q) {
+        most[j][q] = 0;
+        KVCC_UNROLL
+        for (int m = 0; m < kRuns; ++m) {
+          KVCC_UNROLL
+          for (int half = 0; half < 2; ++half) most[j][q] = maximum(most[j][q], magnitude(weight[m][j][2 * half + q]));
+        }
+        rises = rises || most[j][q] >= warp.limit[j][q];
+      }
+    }
+    if (ballot(rises) != 0) [[unlikely]]
+      new_units<kRuns>(most, ballot(large) != 0, shared, warp, at);
+    KVCC_UNROLL
+    for (int m = 0; m < kRuns; ++m) {
+      KVCC_UNROLL
+      for (int j = 0; j < kTiles; ++j) {
+        KVCC_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          float& w = weight[m][j][e];
+          w = multiply(w, warp.unit[j][e % 2]);
+          if constexpr (Values::kChannel) warp.mix.total[j][e % 2] = add(warp.mix.total[j][e % 2], w);
+        }
+      }
+    }
+  }
+
+  /// The reference is the least power of two above the weights so far, less the weights' exponent.
+  template <int kRuns>
+  static KVCC_DEVICE void new_units(const float (&most)[kTiles][2], bool large, Shared& shared, Warp& warp,
+                                    const Lane& at) {
+    if (large) warp.weight_exponent = 0;
+    float factor[kTiles][2];
+    KVCC_UNROLL
+    for (int j = 0; j < kTiles; ++j) {
+      KVCC_UNROLL
+      for (int q = 0; q < 2; ++q) {
+        float all = maximum(most[j][q], multiply(0.5f, warp.limit[j][q]));
+        KVCC_UNROLL
+        for (uint32_t lanes = 4; lanes < 32; lanes *= 2) all = maximum(all, shuffle_xor(all, lanes));
+        // all is below 2^above; bounds keep limit and unit normal numbers.
+        int32_t above = static_cast<int32_t>(float_bits(all) >> 23) - 126;
+        above = smaller(larger(above, -100), 126);
+        const float reference = static_cast<float>(above - warp.weight_exponent);
+        factor[j][q] = exp2_approximate(add(warp.mix.reference[j][q], -reference));
+        warp.mix.reference[j][q] = reference;
+        warp.limit[j][q] = power_of_two(above);
+        warp.unit[j][q] = power_of_two(warp.weight_exponent - above);
+      }
+    }
+    warp.mix.scale(factor);
+    if constexpr (Values::kSparse && kRuns > 1) shared.outliers[at.warp].scale(factor, at);
+  }
+
+  static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block, int64_t first_row,
+                                int queries) {
+    const int64_t rows = static_cast<int64_t>(p.cache.heads) * p.group;  // of one sequence
+    for (int i = static_cast<int>(thread_index()); i < queries * D; i += kThreads) {
+      const int query = i / D, channel = i % D;
+      const MergedTotal total = merged_total<Plan>(shared.totals, query);
+      const int32_t unit = static_cast<int32_t>(maximum(total.reference, -120.0f));  // in two steps: sums may be small
+      const float sum =
+          multiply(multiply(shared.merged.sum[query * shared.merged.kStride + channel], power_of_two(unit / 2)),
+                   power_of_two(unit - unit / 2));
+      float* to =
+          p.splits == 1
+              ? p.out + (block.z * rows + first_row + query) * D
+              : p.partial + ((static_cast<int64_t>(block.z) * p.splits + block.x) * rows + first_row + query) * D;
+      to[channel] = sum;
+    }
+  }
+};
+
+/// Adds the splits of MmaValueMix in order. Grid: kvcc_grid_value_merge. Launched only when splits > 1.
+template <class Config>
+struct MmaValueMerge {
+  using Params = KvccValueMixParams;
+  static constexpr int kThreads = KVCC_THREADS, kMinBlocks = 4;
+  struct Shared {
+    uint32_t unused;
+  };
+
+  static KVCC_DEVICE void run(const Params& p, Shared&) {
+    constexpr int D = Config::kHeadDim;
+    const Block block = block_index();
+    const int64_t elements = static_cast<int64_t>(p.cache.heads) * p.group * D;  // of one sequence
+    const int64_t i = static_cast<int64_t>(block.x) * kThreads + thread_index();
+    if (i >= elements || !serves<Config>(p.cache.layer, static_cast<int32_t>(i / (p.group * D)))) return;
+    const float* from = p.partial + block.z * p.splits * elements + i;
+    float sum = from[0];
+    for (int32_t split = 1; split < p.splits; ++split) sum = add(sum, from[split * elements]);
+    p.out[block.z * elements + i] = sum;
+  }
+};
+
+}  // namespace kvcc::device
