@@ -1,6 +1,7 @@
-// compile_proof CACHE ARCH BATCH NAME…  (or ARCH BATCH @FAMILY for all of a family's list): compiles a made-up unit of
-// each configuration, BATCH of them in one translation unit, and prints "NAME SYMBOL registers spill shared" a line for
-// each entry. Fails, with the compiler's words, on a spill, a warning, or symbols that are not the list's.
+// compile_proof CACHE ARCH BATCH CONFIGURATION…: compiles a made-up unit of each configuration (as made_units.h reads
+// them), BATCH of them in one translation unit, and prints "NAME SYMBOL registers spill shared" a line for each entry,
+// static and dynamic shared memory together. Fails, with the compiler's words, on a spill, a warning, or symbols that
+// are not the list's.
 // compile_proof CACHE ARCH --unit FILE.cu: compiles that unit as kvcc compile would, and prints "SYMBOL registers
 // spill".
 #include <atomic>
@@ -17,27 +18,12 @@
 #include "codegen/build/compile.h"
 #include "codegen/build/nvcc.h"
 #include "formats/core/file.h"
+#include "tests/codegen/made_units.h"
 
 namespace {
 
 using namespace kvcc;
 using namespace kvcc::codegen;
-
-/// Two layers of two heads.
-KernelSpec made_up(const Configuration& c) {
-  KernelSpec spec;
-  spec.configuration = c;
-  spec.name = name(c);
-  spec.symbol = "kvcc_" + spec.name;
-  spec.layers = 2;
-  spec.heads = 2;
-  const int codes = 1 << c.bits;
-  for (int i = 0; i < 4 * codes; ++i) {
-    spec.levels.push_back(codes == 1 ? 0.0f : -1.0f + 2.0f * static_cast<float>(i % codes) / static_cast<float>(codes));
-  }
-  if (c.mixed) spec.bits.assign(4, static_cast<uint8_t>(c.bits));
-  return spec;
-}
 
 struct Batch {
   std::vector<KernelSpec> specs;
@@ -54,7 +40,7 @@ void compile_batch(const Nvcc& nvcc, const Batch& batch, const std::string& arch
     for (const Entry& entry : entries_of(spec)) {
       const KernelUsage& usage = compiled.usage.at(entry.symbol);
       std::printf("%s %s %d %d %d\n", spec.name.c_str(), entry.symbol.c_str(), usage.registers, usage.spill_bytes,
-                  usage.shared_bytes);
+                  usage.shared_bytes + compiled.dynamic_shared.at(entry.symbol));
       symbols.insert(entry.symbol);
     }
   }
@@ -77,14 +63,7 @@ int run(int argc, char** argv) {
   const size_t per_batch = std::strtoul(argv[3], nullptr, 10);
   std::vector<Configuration> configurations;
   for (int i = 4; i < argc; ++i) {
-    if (argv[i][0] != '@') {
-      configurations.push_back(parse_configuration(argv[i]));
-      continue;
-    }
-    for (const Family family : families()) {
-      if (to_text(family) != argv[i] + 1) continue;
-      for (Configuration& c : listed(family, {1, 8})) configurations.push_back(c);
-    }
+    for (Configuration& c : made::configurations(argv[i])) configurations.push_back(std::move(c));
   }
   const Nvcc nvcc = find_nvcc();
   check_archs(nvcc, {arch});
@@ -92,7 +71,7 @@ int run(int argc, char** argv) {
   std::vector<Batch> batches;
   for (const Configuration& c : configurations) {
     if (batches.empty() || batches.back().specs.size() == per_batch) batches.emplace_back();
-    batches.back().specs.push_back(made_up(c));
+    batches.back().specs.push_back(made::kernel_spec(c));
     batches.back().unit += emit_unit({}, batches.back().specs.back(), templates, "proof");
   }
   std::atomic<size_t> next{0};
@@ -123,7 +102,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   if (argc < 5) {
-    std::fputs("compile_proof CACHE ARCH BATCH NAME… | @FAMILY… | ARCH --unit FILE.cu\n", stderr);
+    std::fputs("compile_proof CACHE ARCH BATCH CONFIGURATION… | CACHE ARCH --unit FILE.cu\n", stderr);
     return 2;
   }
   try {
