@@ -1,6 +1,7 @@
 // kvcc inspect: what a file of kvcc holds.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <set>
@@ -155,7 +156,8 @@ int inspect_kernels(const std::string& folder, const Common& common) {
   std::vector<std::vector<std::string>> rows = {{"kernel", "family", "arch", "registers", "spill", "shared", "block"}};
   for (const kvcc::KernelEntry& kernel : manifest.kernels) {
     rows.push_back({kernel.name, kernel.family, kernel.arch, std::to_string(kernel.registers),
-                    std::to_string(kernel.spill_bytes), std::to_string(kernel.shared_bytes),
+                    std::to_string(kernel.spill_bytes),
+                    std::to_string(kernel.shared_bytes + std::max(0, kernel.launch.dynamic_shared_bytes)),
                     fmt::format("{}", fmt::join(kernel.launch.block, "x"))});
   }
   fmt::print("{}", kvcc::cli::table(rows));

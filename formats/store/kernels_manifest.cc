@@ -18,6 +18,18 @@ using nlohmann::ordered_json;
 /// Readers refuse a higher version, and know what a higher minor one adds by its members.
 constexpr int kSchemaVersion = 1, kSchemaMinor = 1;
 
+ordered_json launch_json(const KernelLaunch& launch) {
+  ordered_json document;
+  document["block"] = launch.block;
+  document["tokens_per_block"] = launch.tokens_per_block;
+  document["splits"] = launch.splits;
+  document["grid"] = launch.grid;
+  document["stage"] = launch.stage;
+  document["when"] = launch.when;
+  if (launch.dynamic_shared_bytes >= 0) document["dynamic_shared_bytes"] = launch.dynamic_shared_bytes;
+  return document;
+}
+
 ordered_json entry_json(const KernelEntry& entry) {
   ordered_json arguments = ordered_json::array();
   for (const KernelArgument& argument : entry.arguments) {
@@ -35,12 +47,7 @@ ordered_json entry_json(const KernelEntry& entry) {
   document["registers"] = entry.registers;
   document["spill_bytes"] = entry.spill_bytes;
   document["shared_bytes"] = entry.shared_bytes;
-  document["launch"] = {{"block", entry.launch.block},   {"tokens_per_block", entry.launch.tokens_per_block},
-                        {"splits", entry.launch.splits}, {"grid", entry.launch.grid},
-                        {"stage", entry.launch.stage},   {"when", entry.launch.when}};
-  if (entry.launch.dynamic_shared_bytes >= 0) {
-    document["launch"]["dynamic_shared_bytes"] = entry.launch.dynamic_shared_bytes;
-  }
+  document["launch"] = launch_json(entry.launch);
   document["arguments"] = std::move(arguments);
   return document;
 }
