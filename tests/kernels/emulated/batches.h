@@ -82,6 +82,47 @@ struct Packed {
   }
 };
 
+/// Which bytes of a page with `tokens` tokens mean something.
+inline std::vector<bool> meaning(const reference::MmaCache& cache, int64_t page, int64_t tokens) {
+  const mma::PageShape& s = cache.shape;
+  std::vector<bool> is(mma::page_bytes(s), false);
+  const auto set = [&](uint64_t from, uint64_t bytes) { std::fill_n(is.begin() + from, bytes, true); };
+  set(0, uint64_t{s.code_words} * 4);
+  if (s.ranges) set(mma::ranges_offset(s), tokens * sizeof(linear::RangeRecord));
+  if (s.classes == 0) return is;
+  set(mma::ends_offset(s), uint64_t{s.heads} * s.classes * 2);
+  for (uint32_t h = 0; h < s.heads; ++h) {
+    uint16_t end;
+    std::memcpy(&end, cache.page(page) + mma::ends_offset(s) + ((h + 1) * s.classes - 1) * 2, 2);
+    set(mma::records_offset(s) + uint64_t{h} * s.capacity * 4, std::min<uint32_t>(end, s.capacity) * 4);
+  }
+  return is;
+}
+
+/// Fills what no reader may take for something, in pages and exact rows, with ones: NaN as fp16.
+template <class C>
+void spoil_unspecified(Packed<C>& p, const Shape& shape) {
+  const size_t row = static_cast<size_t>(shape.heads) * C::kHeadDim;
+  for (size_t s = 0; s < p.caches.size(); ++s) {
+    const reference::MmaCache& cache = p.caches[s];
+    const int packed = std::max<int>(shape.lengths[s] - shape.residual - shape.sink, 0);
+    for (int i = 0; i < cache.page_count(); ++i) {
+      const std::vector<bool> is = meaning(cache, i, std::clamp(packed - i * 64, 0, 64));
+      const size_t at = p.batch.page(s, i) - p.batch.pages.data();
+      for (size_t b = 0; b < is.size(); ++b) {
+        if (!is[b]) p.batch.pages[at + b] = 0xff;
+      }
+    }
+    std::vector<bool> used(shape.sink + shape.residual, false);
+    for (int position = 0; position < shape.lengths[s]; ++position) {
+      if (cache.exact_row(position) >= 0) used[cache.exact_row(position)] = true;
+    }
+    for (size_t r = 0; r < used.size(); ++r) {
+      if (!used[r]) std::fill_n(p.batch.exact.begin() + (s * used.size() + r) * row, row, 0xffff);
+    }
+  }
+}
+
 template <class C>
 Packed<C> make_packed(const Shape& shape, std::mt19937& random, std::vector<uint8_t> bits = {}) {
   if (bits.empty()) bits.assign(shape.heads, C::kBits);
@@ -109,24 +150,8 @@ Packed<C> make_packed(const Shape& shape, std::mt19937& random, std::vector<uint
     p.unpacked.push_back(reference::unpack(p.quantiser, p.caches.back()));
   }
   p.batch = make_batch(p.caches, random);
+  spoil_unspecified(p, shape);
   return p;
-}
-
-/// Which bytes of a page with `tokens` tokens mean something.
-inline std::vector<bool> meaning(const reference::MmaCache& cache, int64_t page, int64_t tokens) {
-  const mma::PageShape& s = cache.shape;
-  std::vector<bool> is(mma::page_bytes(s), false);
-  const auto set = [&](uint64_t from, uint64_t bytes) { std::fill_n(is.begin() + from, bytes, true); };
-  set(0, uint64_t{s.code_words} * 4);
-  if (s.ranges) set(mma::ranges_offset(s), tokens * sizeof(linear::RangeRecord));
-  if (s.classes == 0) return is;
-  set(mma::ends_offset(s), uint64_t{s.heads} * s.classes * 2);
-  for (uint32_t h = 0; h < s.heads; ++h) {
-    uint16_t end;
-    std::memcpy(&end, cache.page(page) + mma::ends_offset(s) + ((h + 1) * s.classes - 1) * 2, 2);
-    set(mma::records_offset(s) + uint64_t{h} * s.capacity * 4, std::min<uint32_t>(end, s.capacity) * 4);
-  }
-  return is;
 }
 
 /// Runs a row over its shapes, each with a trace of its name.

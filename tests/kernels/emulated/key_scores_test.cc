@@ -1,0 +1,115 @@
+// Every shipped row of key_scores of layout mma-1 in the emulator: the same bits under every schedule, within the
+// stated bound of scores in double, and nothing written where no visible position is.
+#include "kernels/device/mma_key_scores.cuh"
+
+#include "tests/kernels/emulated/readers.h"
+
+namespace kvcc::test {
+namespace {
+
+constexpr float kUntouched = -12345.0f;
+constexpr float kMultiplier = 0.125f;
+
+template <class C>
+std::vector<float> run_scores(const Shape& shape, KvccCache cache, const KvccRope& rope,
+                              const std::vector<float>& query, int64_t stride, const emulator::Options& options,
+                              std::vector<float> scores) {
+  const std::vector<uint8_t> bytes = as_dtype(query, C::kDtype);
+  struct alignas(16) Line {
+    uint8_t byte[16];
+  };
+  std::vector<Line> aligned(bytes.size() / 16 + 1);
+  std::memcpy(static_cast<void*>(aligned.data()), bytes.data(), bytes.size());
+  KvccMmaKeyScoresParams p{};
+  p.cache = cache;
+  p.rope = rope;
+  p.query = aligned.data();
+  p.scores = scores.data();
+  p.scores_stride = stride;
+  p.multiplier = kMultiplier;
+  p.group = shape.group;
+  p.splits = shape.splits;
+  p.window = shape.window;
+  emulator::run<device::MmaKeyScores<C>>(p, kvcc_grid_mma_key_scores(&p), options, "key_scores");
+  return scores;
+}
+
+template <class C>
+void expect_scores(const Shape& shape, const Packed<C>& keys, const MmaRope& rope, const std::vector<float>& query,
+                   const std::vector<float>& found, int64_t stride) {
+  const int rows = shape.heads * shape.group;
+  Errors errors;
+  for (size_t s = 0; s < shape.lengths.size(); ++s) {
+    const int length = shape.lengths[s];
+    const auto q = rows_of_sequence(query, s, shape.lengths.size());
+    const auto wanted = reference::key_scores(keys.unpacked[s], q, shape.heads, C::kHeadDim, shape.group,
+                                              {rope.interleaved, rope.frequencies, rope.factor}, kMultiplier);
+    const auto bounds = score_bounds(keys, s, q, shape.group, kMultiplier * rope.factor);
+    for (int row = 0; row < rows; ++row) {
+      for (int64_t p = 0; p < stride; ++p) {
+        const float score = found[(s * rows + row) * stride + p];
+        if (p < first_visible(shape, s) || p >= length) {
+          ASSERT_EQ(score, kUntouched) << "sequence " << s << ", position " << p << " is not visible";
+        } else {
+          const size_t i = static_cast<size_t>(row) * length + p;
+          errors.add(
+              score, wanted.value[i], bounds[i],
+              "sequence " + std::to_string(s) + ", query " + std::to_string(row) + ", position " + std::to_string(p));
+        }
+      }
+    }
+  }
+  errors.expect_small(1.0 / 8);
+}
+
+template <class C>
+void check_scores(const Shape& shape, std::mt19937& random) {
+  Packed<C> keys = make_packed<C>(shape, random);
+  const MmaRope rope =
+      make_mma_rope(C::kRotaryDim, C::kRope == Rope::interleaved, longest(shape), C::kRotaryDim ? 1.25 : 1.0);
+  std::vector<float> query = make_queries(shape, C::kHeadDim, random);
+  for (int c = 0; c < C::kHeadDim; ++c) {  // a query that fp16 holds badly beside the others
+    query[c] *= C::kDtype == Dtype::bf16 ? 0x1p40f : 0x1p10f;
+    if (shape.group > 1) query[C::kHeadDim + c] *= C::kDtype == Dtype::bf16 ? 0x1p-40f : 0x1p-8f;
+  }
+  const int64_t stride = longest(shape) + 3;
+  const std::vector<float> untouched(shape.lengths.size() * shape.heads * shape.group * stride, kUntouched);
+  const auto found = under_all_schedules([&](const auto& options) {
+    return bits_of(run_scores<C>(shape, keys.view(), rope.view(), query, stride, options, untouched));
+  });
+  expect_scores(shape, keys, rope, query, floats_of(found), stride);
+}
+
+#define KVCC_TENSOR key
+#define KVCC_ROW(name, ...)                                              \
+  TEST(EmulatedKeyScores, name) {                                        \
+    using C = __VA_ARGS__;                                               \
+    over_shapes(edge_shapes(groups_of(C::kGroupTile)), check_scores<C>); \
+  }
+#include "kernels/list/mma_key_scores.inc"
+
+// Heads of two widths: one unit each, which leave the other's heads alone and together give all scores.
+TEST(EmulatedKeyScores, MixedWidths) {
+  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, 2, Outliers::few, kSmall ? 2 : 4};
+  const std::vector<uint8_t> bits = kSmall ? std::vector<uint8_t>{3, 2} : std::vector<uint8_t>{3, 2, 2, 3};
+  const auto config = []<int b>() {
+    return MmaConfig<Tensor::key, b, 64, Axis::channel, Sparse::csr, Rope::half, 32, 8, Dtype::f16, true>();
+  };
+  using Two = decltype(config.operator()<2>());
+  using Three = decltype(config.operator()<3>());
+  std::mt19937 random(1);
+  Packed<Three> keys = make_packed<Three>(shape, random, bits);
+  const MmaRope rope = make_mma_rope(32, false, longest(shape));
+  const auto query = make_queries(shape, 64, random);
+  const int64_t stride = longest(shape);
+  const std::vector<float> untouched(shape.lengths.size() * shape.heads * shape.group * stride, kUntouched);
+  const auto found = under_all_schedules([&](const auto& options) {
+    auto scores = run_scores<Two>(shape, keys.view(), rope.view(), query, stride, options, untouched);
+    EXPECT_EQ(scores[0], kUntouched);
+    return bits_of(run_scores<Three>(shape, keys.view(), rope.view(), query, stride, options, scores));
+  });
+  expect_scores(shape, keys, rope, query, floats_of(found), stride);
+}
+
+}  // namespace
+}  // namespace kvcc::test

@@ -1,0 +1,121 @@
+// Every shipped row of value_mix of layout mma-1 in the emulator, splits merged: the same bits under every schedule,
+// within the stated bound of sums in double. Weights of positions that do not count are NaN.
+#include "kernels/device/mma_value_mix.cuh"
+
+#include "tests/kernels/emulated/readers.h"
+
+namespace kvcc::test {
+namespace {
+
+const float kNan = bits_float(0x7fc00000u);
+
+template <class C>
+std::vector<float> run_mix(const Shape& shape, const KvccCache& cache, const std::vector<float>& weights,
+                           int64_t stride, const emulator::Options& options, std::vector<float> out) {
+  const std::vector<uint8_t> bytes = as_dtype(weights, C::kDtype);
+  std::vector<float> partial(shape.splits > 1 ? out.size() * shape.splits : 0, kNan);
+  KvccValueMixParams p{};
+  p.cache = cache;
+  p.weights = bytes.data();
+  p.partial = partial.empty() ? nullptr : partial.data();
+  p.out = out.data();
+  p.weights_stride = stride;
+  p.group = shape.group;
+  p.splits = shape.splits;
+  p.window = shape.window;
+  emulator::run<device::MmaValueMix<C>>(p, kvcc_grid_mma_value_mix(&p), options, "value_mix");
+  if (shape.splits > 1) {
+    emulator::run<device::MmaValueMerge<C>>(p, kvcc_grid_value_merge(&p, C::kHeadDim), options, "value_mix_merge");
+  }
+  return out;
+}
+
+/// [S, H * group, stride]: mostly as a softmax gives them, some rows large, small or of both signs.
+inline std::vector<float> make_weights(const Shape& shape, int64_t stride, std::mt19937& random) {
+  const int rows = shape.heads * shape.group;
+  std::vector<float> weights(shape.lengths.size() * rows * stride, kNan);
+  for (size_t s = 0; s < shape.lengths.size(); ++s) {
+    for (int row = 0; row < rows; ++row) {
+      for (int p = first_visible(shape, s); p < shape.lengths[s]; ++p) {
+        float w = static_cast<float>(random() % 128) / 128.0f;
+        if (random() % 8 != 0) w *= 0.0625f;
+        if (row % 5 == 1) w *= 64.0f;
+        if (row % 5 == 2) w *= random() % 2 ? -0.0078125f : 0.0078125f;
+        if (row % 5 == 3) w = 0;
+        weights[(s * rows + row) * stride + p] = w;
+      }
+    }
+  }
+  return weights;
+}
+
+template <class C>
+void expect_mix(const Shape& shape, const Packed<C>& values, const std::vector<float>& weights,
+                const std::vector<float>& found, int64_t stride) {
+  constexpr int D = C::kHeadDim;
+  const int rows = shape.heads * shape.group;
+  Errors errors;
+  for (size_t s = 0; s < shape.lengths.size(); ++s) {
+    const int length = shape.lengths[s];
+    std::vector<float> w(static_cast<size_t>(rows) * length, 0.0f);
+    for (int row = 0; row < rows; ++row) {
+      for (int p = first_visible(shape, s); p < length; ++p)
+        w[row * length + p] = weights[(s * rows + row) * stride + p];
+    }
+    const auto wanted = reference::value_mix(values.unpacked[s], w, shape.heads, D, shape.group);
+    const std::vector<double> spread = spread_of(values, s);
+    for (int row = 0; row < rows; ++row) {
+      double most = 0;
+      for (int p = 0; p < length; ++p) most = std::max<double>(most, std::fabs(w[row * length + p]));
+      for (int d = 0; d < D; ++d) {
+        double all = 0;
+        for (int p = first_visible(shape, s); p < length; ++p)
+          all += spread[(p * shape.heads + row / shape.group) * D + d];
+        errors.add(
+            found[(s * rows + row) * D + d], wanted.value[row * D + d], kRounding * most * all,
+            "sequence " + std::to_string(s) + ", query " + std::to_string(row) + ", channel " + std::to_string(d));
+      }
+    }
+  }
+  errors.expect_small(1.0 / 8);
+}
+
+template <class C>
+void check_mix(const Shape& shape, std::mt19937& random) {
+  Packed<C> values = make_packed<C>(shape, random);
+  const int64_t stride = longest(shape) + 5;
+  const auto weights = make_weights(shape, stride, random);
+  const std::vector<float> out(shape.lengths.size() * shape.heads * shape.group * C::kHeadDim, kNan);
+  const auto found = under_all_schedules(
+      [&](const auto& options) { return bits_of(run_mix<C>(shape, values.view(), weights, stride, options, out)); });
+  expect_mix(shape, values, weights, floats_of(found), stride);
+}
+
+#define KVCC_TENSOR value
+#define KVCC_ROW(name, ...)                                           \
+  TEST(EmulatedValueMix, name) {                                      \
+    using C = __VA_ARGS__;                                            \
+    over_shapes(edge_shapes(groups_of(C::kGroupTile)), check_mix<C>); \
+  }
+#include "kernels/list/mma_value_mix.inc"
+
+TEST(EmulatedValueMix, MixedWidths) {
+  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, 2, Outliers::few, kSmall ? 2 : 4};
+  const std::vector<uint8_t> bits = kSmall ? std::vector<uint8_t>{3, 2} : std::vector<uint8_t>{3, 2, 2, 3};
+  using Two = MmaConfig<Tensor::value, 2, 64, Axis::token, Sparse::tail, Rope::none, 0, 8, Dtype::f16, true>;
+  using Three = MmaConfig<Tensor::value, 3, 64, Axis::token, Sparse::tail, Rope::none, 0, 8, Dtype::f16, true>;
+  std::mt19937 random(1);
+  Packed<Three> values = make_packed<Three>(shape, random, bits);
+  const int64_t stride = longest(shape);
+  const auto weights = make_weights(shape, stride, random);
+  const std::vector<float> out(shape.lengths.size() * shape.heads * shape.group * 64, kNan);
+  const auto found = under_all_schedules([&](const auto& options) {
+    const auto half = run_mix<Two>(shape, values.view(), weights, stride, options, out);
+    EXPECT_TRUE(std::isnan(half[0]));
+    return bits_of(run_mix<Three>(shape, values.view(), weights, stride, options, half));
+  });
+  expect_mix(shape, values, weights, floats_of(found), stride);
+}
+
+}  // namespace
+}  // namespace kvcc::test
