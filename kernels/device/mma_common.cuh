@@ -138,9 +138,10 @@ KVCC_HD inline Slots visible_slots(const Context& at, int32_t page) {
 template <class Config>
 struct MmaCodes {
   static constexpr int kBits = Config::kBits, kWords = Config::kHeadDim * kBits / 16;
+  /// Parts of whole planes; of three bits, whose sixteenth pair lies in three words, of whole groups too.
   static constexpr bool fits(int parts) {
     return kWords % parts == 0 && kWords / parts <= 36 && (parts == 1 || kWords / parts % 4 == 0) &&
-           kWords / parts % kBits == 0;
+           (kBits != 3 || kWords / parts % 3 == 0);
   }
   static constexpr int kParts = fits(1) ? 1 : fits(2) ? 2 : 4;
   static_assert(fits(kParts));
