@@ -79,6 +79,38 @@ int64_t fixed_bytes_of(const reference::LinearCache& cache) {
 int32_t lists_of(const reference::MmaCache& cache) { return cache.shape.classes > 0 ? cache.heads : 0; }
 int32_t lists_of(const reference::LinearCache& cache) { return cache.shape.sparse == Sparse::none ? 0 : 1; }
 
+/// |scale| + |zero| of what an element was decoded with, or its own magnitude where that is greater or the element is
+/// exact, or fp16's least normal number: below it rounding is not relative.
+std::vector<float> spread_of(const ChannelQuantiser& q, const reference::MmaCache& cache, const Sequence& s) {
+  std::vector<float> spread;
+  const size_t columns = static_cast<size_t>(q.heads) * q.dim;
+  for (size_t i = 0; i < s.unpacked.size(); ++i) {
+    const bool exact = cache.exact_row(static_cast<int64_t>(i / columns)) >= 0;
+    const float kept = exact ? 0 : std::fabs(q.scale[i % columns]) + std::fabs(q.zero[i % columns]);
+    spread.push_back(std::max({std::fabs(s.unpacked[i]), kept, 0x1p-14f}));
+  }
+  return spread;
+}
+std::vector<float> spread_of(const TokenQuantiser& q, const reference::MmaCache& cache, const Sequence& s) {
+  std::vector<float> spread;
+  const size_t columns = static_cast<size_t>(q.heads) * q.dim;
+  for (int t = 0; t < s.length; ++t) {
+    float kept = 0;
+    if (cache.exact_row(t) < 0) {
+      const TokenRange range = reference::read_token(q.table, cache, t).range;
+      kept = half_to_float(range.scale) + std::fabs(half_to_float(range.zero));
+    }
+    for (size_t i = t * columns; i < (t + 1) * columns; ++i) {
+      spread.push_back(std::max({std::fabs(s.unpacked[i]), kept, 0x1p-14f}));
+    }
+  }
+  return spread;
+}
+template <class Quantiser>
+std::vector<float> spread_of(const Quantiser&, const reference::LinearCache&, const Sequence&) {
+  return {};  // the bounds of linear-1 need none
+}
+
 /// Packs every sequence, all with the capacity that the fullest needs.
 template <class Cache, class Quantiser>
 void pack_all(const Case& c, const Quantiser& q, HostTensor& tensor) {
@@ -94,6 +126,7 @@ void pack_all(const Case& c, const Quantiser& q, HostTensor& tensor) {
     tensor.lists = lists_of(cache);
     tensor.head_words = cache.head_words;
     s.unpacked = reference::unpack(q, cache);
+    s.spread = spread_of(q, cache, s);
     s.pages = cache.pages;
     s.exact = cache.exact;
     s.needed = cache.needed;

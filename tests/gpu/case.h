@@ -34,6 +34,7 @@ struct Sequence {
   std::vector<uint16_t> exact;   ///< [sink + residual, H, D]
   std::vector<uint32_t> needed;  ///< [pages] or [pages, H]
   std::vector<float> unpacked;   ///< [T, H, D]
+  std::vector<float> spread;     ///< [T, H, D] of what the bounds of mma_keys.cuh and mma_values.cuh are in units
 };
 
 /// One tensor of a case: all its sequences with pages of one shape.

@@ -10,6 +10,8 @@
 namespace kvcc::gpu {
 namespace {
 
+constexpr double kRounding = 0x1p-8;  ///< of the bounds that the files of mma-1 state
+
 /// A case in progress.
 struct Run {
   Case c;
@@ -192,6 +194,35 @@ std::vector<float> query_of(const Run& run, int64_t s) {
   return {run.query.begin() + s * each, run.query.begin() + (s + 1) * each};
 }
 
+/// What each score of sequence s may be off, [H * group, T]. mma-1 (mma_keys.cuh): 2^-8 of multiplier * sum over rotary
+/// pairs of |q pair| |K pair|. linear-1: f32 sums.
+std::vector<double> score_bounds(const Run& run, int64_t s, const reference::Sums& sums) {
+  const Spec& spec = run.set.key;
+  const int D = spec.head_dim, length = run.c.lengths[s], half = spec.rotary / 2;
+  std::vector<double> bounds(sums.value.size());
+  if (run.set.layout == Layout::linear) {
+    for (size_t i = 0; i < bounds.size(); ++i) bounds[i] = std::ldexp(D + 4.0, -23) * sums.magnitude[i];
+    return bounds;
+  }
+  const std::vector<float> query = query_of(run, s);
+  for (int row = 0; row < run.c.heads * run.c.group; ++row) {
+    const float* const q = query.data() + static_cast<int64_t>(row) * D;
+    for (int t = 0; t < length; ++t) {
+      const float* const k =
+          run.key.sequences[s].spread.data() + (static_cast<int64_t>(t) * run.c.heads + row / run.c.group) * D;
+      double sum = 0;
+      for (int i = 0; i < half; ++i) {
+        const int a = spec.rope == device::Rope::interleaved ? 2 * i : i;
+        const int b = spec.rope == device::Rope::interleaved ? 2 * i + 1 : i + half;
+        sum += std::hypot(q[a], q[b]) * std::hypot(k[a], k[b]);
+      }
+      for (int c = spec.rotary; c < D; ++c) sum += std::fabs(q[c]) * k[c];
+      bounds[static_cast<int64_t>(row) * length + t] = kRounding * run.multiplier() * run.c.factor * sum;
+    }
+  }
+  return bounds;
+}
+
 std::string check_key_scores(Launcher& launcher, Run& run) {
   const DeviceTensor device(launcher, run.key, true, run.random);
   const int64_t rows = static_cast<int64_t>(run.c.heads) * run.c.group, stride = run.longest + 5;
@@ -234,6 +265,7 @@ std::string check_key_scores(Launcher& launcher, Run& run) {
       const int length = run.c.lengths[s];
       const auto sums = reference::key_scores(run.key.sequences[s].unpacked, query_of(run, s), run.c.heads,
                                               run.set.key.head_dim, run.c.group, run.rotary.rotation, run.multiplier());
+      const std::vector<double> bounds = score_bounds(run, s, sums);
       const int first = is_mma && run.c.window > 0 ? std::max(0, length - run.c.window) : 0;
       for (int64_t row = 0; row < rows; ++row) {
         for (int64_t p = 0; p < stride; ++p) {
@@ -244,17 +276,41 @@ std::string check_key_scores(Launcher& launcher, Run& run) {
                    std::to_string(p) + " was written, though it is not visible";
           }
           const size_t i = row * length + p;
-          const double bound = std::ldexp(is_mma ? 1.0 : run.set.key.head_dim + 4.0, is_mma ? -8 : -23);
-          const std::string off =
-              beyond("splits " + std::to_string(splits) + ", sequence " + std::to_string(s) + ", query head " +
-                         std::to_string(row) + ", position " + std::to_string(p),
-                     {score}, {sums.value[i]}, [&](size_t) { return bound * sums.magnitude[i] + 1e-30; });
+          const std::string off = beyond("splits " + std::to_string(splits) + ", sequence " + std::to_string(s) +
+                                             ", query head " + std::to_string(row) + ", position " + std::to_string(p),
+                                         {score}, {sums.value[i]}, [&](size_t) { return bounds[i] + 1e-30; });
           if (!off.empty()) return off;
         }
       }
     }
   }
   return "";
+}
+
+/// What each sum of sequence s may be off, [H * group, D]. mma-1 (mma_value_mix.cuh): 2^-8 of the greatest weight times
+/// the sum of the values' spreads. linear-1: f32 sums.
+std::vector<double> mix_bounds(const Run& run, int64_t s, const std::vector<float>& weights,
+                               const reference::Sums& sums, int splits) {
+  const int D = run.set.value.head_dim, length = run.c.lengths[s];
+  std::vector<double> bounds(sums.value.size());
+  if (run.set.layout == Layout::linear) {
+    for (size_t i = 0; i < bounds.size(); ++i) bounds[i] = std::ldexp(length + splits + 2.0, -23) * sums.magnitude[i];
+    return bounds;
+  }
+  for (int row = 0; row < run.c.heads * run.c.group; ++row) {
+    const float* const w = weights.data() + static_cast<int64_t>(row) * length;
+    double most = 0;
+    for (int t = 0; t < length; ++t) most = std::max<double>(most, std::fabs(w[t]));
+    for (int t = 0; t < length; ++t) {
+      if (w[t] == 0) continue;
+      for (int d = 0; d < D; ++d) {
+        bounds[static_cast<int64_t>(row) * D + d] +=
+            kRounding * most *
+            run.value.sequences[s].spread[(static_cast<int64_t>(t) * run.c.heads + row / run.c.group) * D + d];
+      }
+    }
+  }
+  return bounds;
 }
 
 std::string check_value_mix(Launcher& launcher, Run& run) {
@@ -292,13 +348,38 @@ std::string check_value_mix(Launcher& launcher, Run& run) {
       }
       const auto sums = reference::value_mix(run.value.sequences[s].unpacked, used, run.c.heads, D, run.c.group);
       const std::vector<float> mine(found.begin() + s * rows * D, found.begin() + (s + 1) * rows * D);
-      const double relative = is_mma ? std::ldexp(1.0, -8) : std::ldexp(length + splits + 2.0, -23);
+      const std::vector<double> bounds = mix_bounds(run, s, used, sums, splits);
       const std::string off = beyond("splits " + std::to_string(splits) + ", sequence " + std::to_string(s), mine,
-                                     sums.value, [&](size_t i) { return relative * sums.magnitude[i] + 1e-30; });
+                                     sums.value, [&](size_t i) { return bounds[i] + 1e-30; });
       if (!off.empty()) return off;
     }
   }
   return "";
+}
+
+/// What each result of sequence s may be off, [H * group, D] (attention.cuh): the scores' errors as they carry to the
+/// result, and 2^-8 of the greatest value that the query sees.
+std::vector<double> attention_bounds(const Run& run, int64_t s, const reference::AttentionSums& sums) {
+  const int D = run.set.value.head_dim, length = run.c.lengths[s];
+  const int first = run.c.window > 0 ? std::max(0, length - run.c.window) : 0;
+  const Sequence& values = run.value.sequences[s];
+  const auto scores = reference::key_scores(run.key.sequences[s].unpacked, query_of(run, s), run.c.heads,
+                                            run.set.key.head_dim, run.c.group, run.rotary.rotation, run.multiplier());
+  const std::vector<double> off = score_bounds(run, s, scores);
+  std::vector<double> bounds(sums.value.size());
+  for (int64_t row = 0; row < static_cast<int64_t>(run.c.heads) * run.c.group; ++row) {
+    for (int d = 0; d < D; ++d) {
+      double sensitivity = 0, most = 0;
+      for (int t = first; t < length; ++t) {
+        const int64_t at = (static_cast<int64_t>(t) * run.c.heads + row / run.c.group) * D + d;
+        const double weight = std::exp(scores.value[row * length + t] - sums.peak[row]) / sums.sum[row];
+        sensitivity += weight * off[row * length + t] * std::fabs(values.unpacked[at] - sums.value[row * D + d]);
+        most = std::max<double>(most, values.spread[at]);
+      }
+      bounds[row * D + d] = sensitivity + kRounding * most;
+    }
+  }
+  return bounds;
 }
 
 std::string check_attention(Launcher& launcher, Run& run) {
@@ -350,11 +431,9 @@ std::string check_attention(Launcher& launcher, Run& run) {
         const auto sums = reference::attention(run.key.sequences[s].unpacked, run.value.sequences[s].unpacked,
                                                query_of(run, s), shape, run.rotary.rotation);
         const std::vector<float> mine(found.begin() + s * rows * D, found.begin() + (s + 1) * rows * D);
-        const auto bound = [&](size_t i) {
-          return std::ldexp(sums.sensitivity[i], -8) + std::ldexp(sums.magnitude[i], -8) + 1e-30;
-        };
-        const std::string off =
-            beyond("splits " + std::to_string(splits) + ", sequence " + std::to_string(s), mine, sums.value, bound);
+        const std::vector<double> bounds = attention_bounds(run, s, sums);
+        const std::string off = beyond("splits " + std::to_string(splits) + ", sequence " + std::to_string(s), mine,
+                                       sums.value, [&](size_t i) { return bounds[i] + 1e-30; });
         if (!off.empty()) return off;
       }
     }
@@ -377,7 +456,7 @@ std::vector<Case> cases_of(const Set& set) {
   add({.heads = 3,
        .group = tile > 8 ? 16
                 : is_mma ? 8
-                         : 5,
+                         : tile,  // linear-1: at most the tile
        .sink = 1,
        .lengths = {200, 65, 0, 64, 1},
        .splits = {1, 3},

@@ -8,7 +8,8 @@
 #include "kernels/device/pack_channel.cuh"
 #include "kernels/device/pack_token.cuh"
 #include "kernels/device/value_mix.cuh"
-#if __has_include("kernels/device/attention.cuh")
+#if __has_include("kernels/device/attention.cuh") && __has_include("kernels/device/mma_key_scores.cuh") && \
+                                                                   __has_include("kernels/device/mma_value_mix.cuh")
 #include "kernels/device/attention.cuh"
 #include "kernels/device/mma_key_scores.cuh"
 #include "kernels/device/mma_value_mix.cuh"

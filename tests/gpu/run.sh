@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Parity and times of kvcc's kernels on one GPU. Needs nvcc and g++ (C++20), nothing else of the project's.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+
+usage() {
+  cat <<'TEXT'
+usage: tests/gpu/run.sh [options]
+Builds the kernels, checks every family against the reference on the device, then times every family against fp16
+kernels written as well and against KVQuant-like ones, on contexts of 2K to 128K tokens. Under six minutes on one GPU.
+  --quick          parity only
+  --json FILE      everything as one JSON document (schema_version 1)
+  --only TEXT      the cases whose name contains TEXT; builds the sets (tests/gpu/units) that can match, and times those
+  --list           names of the tests; nothing runs
+  --tokens N,N     contexts that are timed, multiples of 64
+  --seconds N      what is left after N seconds of timing is not timed (270)
+  --build DIR      where objects go and stay (a temporary folder)
+  --arch ARCH      e.g. sm_90; default the device's, sm_80 without one
+  --jobs N         compilers at a time (one a processor)
+  --emulate        compiles for kvcc's CPU emulator instead, by g++ alone: proves this script, times nothing
+  --help
+Exit code: 0 all tests passed, or there is no device (the tests are counted as skipped) or no nvcc; 1 a test failed, or
+a source does not compile; 2 wrong options.
+TEXT
+}
+
+build="" arch="" jobs=$(nproc 2>/dev/null || echo 2) emulate=0 only="" json="" pass=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --help) usage; exit 0 ;;
+    --quick | --list) pass+=("$1"); shift; continue ;;
+    --emulate) emulate=1; shift; continue ;;
+    --json | --only | --tokens | --seconds | --build | --arch | --jobs) ;;
+    *) echo "$1: an unknown option (tests/gpu/run.sh --help)" >&2; exit 2 ;;
+  esac
+  [ $# -ge 2 ] || { echo "$1: wants a value (tests/gpu/run.sh --help)" >&2; exit 2; }
+  case $1 in
+    --build) build=$2 ;;
+    --arch) arch=$2 ;;
+    --jobs) jobs=$2 ;;
+    --only) only=$2; pass+=("$1" "$2") ;;
+    --json) json=$2; pass+=("$1" "$2") ;;
+    *) pass+=("$1" "$2") ;;
+  esac
+  shift 2
+done
+
+nvcc=${NVCC:-$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)}
+cxx=${CXX:-g++}
+if [ $emulate = 0 ] && [ -z "$nvcc" ]; then
+  reason="no nvcc on PATH (set NVCC to it)"
+  echo "$reason: nothing was built, all tests are skipped"
+  if [ -n "$json" ]; then
+    echo "{\"schema_version\": 1, \"tool\": \"tests/gpu/run.sh\", \"device\": null, \"reason\": \"$reason\"," \
+      "\"parity\": null, \"copy_gb_per_s\": null, \"times\": [], \"not_timed\": []}" >"$json"
+  fi
+  exit 0
+fi
+command -v "$cxx" >/dev/null || { echo "no $cxx: set CXX to a C++20 compiler" >&2; exit 1; }
+if [ -z "$arch" ]; then
+  arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ' || true)
+  [[ $arch =~ ^[0-9]+$ ]] && arch=sm_$arch || arch=sm_80
+fi
+if [ -z "$build" ]; then
+  build=$(mktemp -d)
+  trap 'rm -rf "$build"' EXIT
+fi
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
+json_from=$PWD
+cache=$(command -v ccache || true)
+
+# Sources: device text, by nvcc or (emulated) g++; the harness and the reference, by g++.
+cd "$root"
+device=(tests/gpu/baseline/fp16.cu tests/gpu/baseline/kvquant.cu tests/gpu/units/copy_pages.cu tests/gpu/units/fill.cu)
+for unit in tests/gpu/units/*.cu; do
+  name=$(basename "$unit" .cu)
+  case $name in copy_pages | fill) continue ;; esac
+  # A case is named after its set first, so a text that begins with a set's name needs that set only.
+  [ -z "$only" ] || [[ $name == *"${only%%,*}"* ]] || continue
+  device+=("$unit")
+done
+host=(tests/gpu/{main,parity,baseline_parity,case,device_tensor,sets,bench,bench_place,bench_sets,report}.cc
+  formats/core/error.cc formats/codec/{checks,levels,reference,round_trip,tails}.cc kernels/reference/*.cc)
+common="-std=c++20 -I."
+if [ $emulate = 1 ]; then
+  host+=(tests/gpu/emulated_launcher.cc kernels/emulator/*.cc)
+  common="$common -DKVCC_EMULATE"
+  for_device="$cache $cxx $common -O1 -ffp-contract=off -Wall -Wextra -x c++"
+else
+  device+=(tests/gpu/cuda_launcher.cu)
+  for_device="$cache $nvcc $common -O3 -fmad=false -arch=$arch -ccbin $cxx"
+fi
+for_host="$cache $cxx $common -O2 -ffp-contract=off -Wall -Wextra"
+
+objects=() commands=()
+add() {  # compiler source
+  local object="$build/${2//\//_}.o"
+  objects+=("$object")
+  commands+=("$1 -c -o '$object' $2")
+}
+for source in "${device[@]}"; do add "$for_device" "$source"; done
+for source in "${host[@]}"; do add "$for_host" "$source"; done
+began=$SECONDS
+printf '%s\0' "${commands[@]}" | xargs -0 -n 1 -P "$jobs" bash -c || { echo "the build failed" >&2; exit 1; }
+if [ $emulate = 1 ]; then
+  "$cxx" -o "$build/kvcc-gpu-test" "${objects[@]}" -lpthread
+else
+  "$nvcc" -arch="$arch" -ccbin "$cxx" -o "$build/kvcc-gpu-test" "${objects[@]}"
+fi
+echo "built ${#objects[@]} sources for $([ $emulate = 1 ] && echo the emulator || echo "$arch") in $((SECONDS - began)) s"
+cd "$json_from"
+"$build/kvcc-gpu-test" ${pass[@]+"${pass[@]}"}
