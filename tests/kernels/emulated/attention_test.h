@@ -85,7 +85,7 @@ void expect_attention(const Shape& shape, const Packed<typename C::Key>& keys, c
       }
     }
   }
-  errors.expect_small(1.0 / 8);
+  errors.expect_small(0.05);
 }
 
 template <class C>

@@ -59,7 +59,7 @@ void expect_scores(const Shape& shape, const Packed<C>& keys, const MmaRope& rop
       }
     }
   }
-  errors.expect_small(1.0 / 8);
+  errors.expect_small(0.05);
 }
 
 template <class C>

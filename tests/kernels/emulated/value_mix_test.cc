@@ -77,7 +77,7 @@ void expect_mix(const Shape& shape, const Packed<C>& values, const std::vector<f
       }
     }
   }
-  errors.expect_small(1.0 / 8);
+  errors.expect_small(0.05);
 }
 
 template <class C>
