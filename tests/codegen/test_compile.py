@@ -7,14 +7,15 @@ import pytest
 
 from support import SOURCE, kvcc, kvcc_json
 
-FAMILIES = {"pack_key", "pack_value", "key_scores", "value_mix", "value_merge", "dequantise_key", "dequantise_value"}
+LINEAR = {"pack_key", "pack_value", "key_scores", "value_mix", "value_merge", "dequantise_key", "dequantise_value", "copy_pages"}
+FAMILIES = LINEAR | {"pack_value_select", "attention", "attention_merge"}
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory, driver):
     folder = tmp_path_factory.mktemp("модель é")
     driver("write_codebook", folder / "tiny.kvcb", "kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64)
-    driver("write_codebook", folder / "other.kvcb", "kvcc-nuq4-1%-sink1", 2, 2, 3, 64, 32)
+    driver("write_codebook", folder / "other.kvcb", "kvcc-nuq4-1%-sink1", 2, 2, 3, 64, 32)  # mma-1 has no values of 32 channels
     return folder
 
 
@@ -34,27 +35,88 @@ def test_sources_alone_need_no_nvcc(work, tmp_path):
     result = kvcc_json("compile", work / "tiny.kvcb", "-o", tmp_path / "out", "--emit-only", env=env)
     assert {kernel["family"] for kernel in result["kernels"]} == FAMILIES
     assert result["nvcc_version"] == "" and all(kernel["cubin"] == "" for kernel in result["kernels"])
+    assert result["layout"] == "mma-1" and result["layout_reason"] == ""
+    assert all("dynamic_shared_bytes" not in kernel["launch"] for kernel in result["kernels"])
     kvcc("validate", tmp_path / "out")
-    assert len(list((tmp_path / "out").glob("*.cu"))) == 6
+    assert len(list((tmp_path / "out").glob("*.cu"))) == 8
+
+
+def test_the_layout_and_the_families_can_be_chosen(work, tmp_path):
+    result = kvcc_json("compile", work / "tiny.kvcb", "-o", tmp_path / "linear", "--emit-only", "--layout", "linear-1")
+    assert result["layout"] == "linear-1" and {kernel["family"] for kernel in result["kernels"]} == LINEAR
+    some = kvcc_json("compile", work / "tiny.kvcb", "-o", tmp_path / "some", "--emit-only", "--families", "pack_value,copy_pages")
+    assert {kernel["family"] for kernel in some["kernels"]} == {"pack_value_select", "pack_value", "copy_pages"}
+    kvcc("compile", work / "tiny.kvcb", "-o", tmp_path / "x", "--emit-only", "--layout", "mma", code=2)
+    _, err = kvcc("compile", work / "tiny.kvcb", "-o", tmp_path / "x", "--emit-only", "--families", "packing", code=2)
+    assert "pack_key" in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_mma_does_not_have_falls_back_and_says_why(work, tmp_path):
+    result = kvcc_json("compile", work / "other.kvcb", "-o", tmp_path / "auto", "--emit-only")
+    assert result["layout"] == "linear-1" and "head dimension 32" in result["layout_reason"]
+    _, err = kvcc("compile", work / "other.kvcb", "-o", tmp_path / "auto", "--emit-only")
+    assert "layout linear-1: mma-1 needs" in err and "head dimension 32" in err
+    out, _ = kvcc("compile", work / "other.kvcb", "-o", tmp_path / "mma", "--emit-only", "--layout", "mma-1", "--json", code=2)
+    assert "head dimension 32" in json.loads(out)["error"]["message"] and not (tmp_path / "mma").exists()
+    old = kvcc_json("compile", work / "tiny.kvcb", "-o", tmp_path / "old", "--emit-only", "--arch", "sm_75,sm_90")
+    assert old["layout"] == "linear-1" and "sm_75" in old["layout_reason"]
+
+
+def test_every_source_compiles_for_the_emulator(work, tmp_path):
+    kvcc("compile", work / "tiny.kvcb", "-o", tmp_path, "--emit-only")
+    for source in sorted(tmp_path.glob("*.cu")):
+        subprocess.run(["c++", "-x", "c++", "-std=c++20", "-DKVCC_EMULATE", "-Wall", "-Wextra", "-Werror", "-I.", "-fsyntax-only",
+                        source.name], cwd=tmp_path, check=True)
 
 
 def test_dry_run_writes_nothing(work, tmp_path):
     plan = kvcc_json("compile", work / "tiny.kvcb", "--arch", "sm_80,sm_90", "-o", tmp_path / "out", "--dry-run")
-    assert plan["compilations"] == 6 * 3 and not (tmp_path / "out").exists()
+    assert plan["compilations"] == 8 * 3 and not (tmp_path / "out").exists()
 
 
 def test_every_kernel_is_built_without_spills(built):
     out, result = built
     kernels = result["kernels"]
-    assert {(k["family"], k["arch"]) for k in kernels} == {(f, a) for f in FAMILIES for a in ("sm_80", "sm_90", "compute_90")}
+    assert {(k["family"], k["arch"]) for k in kernels} == {(f, a) for f in FAMILIES for a in ("sm_80", "sm_90", "compute_80")}
     for kernel in kernels:
         assert kernel["spill_bytes"] == 0
         assert (out / kernel["source"]).exists() and (out / (kernel["cubin"] or kernel["ptx"])).exists()
         if kernel["cubin"]:
-            assert 0 < kernel["registers"] <= 128 and kernel["shared_bytes"] <= 48 * 1024
+            shared = kernel["shared_bytes"] + kernel["launch"]["dynamic_shared_bytes"]
+            assert 0 < kernel["registers"] <= 255 and shared <= 99 * 1024
         names = [argument["name"] for argument in kernel["arguments"]]
-        assert names[0] == "params" and "params.cache.pages" in names
+        assert names[0] == "params" and {"params.cache.pages", "params.key.pages", "params.source"} & set(names)
+        assert kernel["launch"]["grid"] in (out / "formats/layout/launch.h").read_text() + (out / "formats/layout/mma_launch.h").read_text()
+    assert any(kernel["launch"]["dynamic_shared_bytes"] > 0 for kernel in kernels if kernel["family"] == "attention")
+    order = {k["symbol"]: (k["launch"]["stage"], k["launch"]["when"]) for k in kernels}
+    name = "kvcc_pack_value_nuq3_token_d64_tail_f16__mma1"
+    assert order[name + "_select"] == (0, "always") and order[name] == (1, "always")
+    merge = next(k for k in kernels if k["family"] == "attention_merge")
+    assert order[merge["symbol"]] == (1, "splits > 1") and order[merge["symbol"].removesuffix("_merge")] == (0, "always")
     kvcc("validate", out)
+
+
+def test_cubins_come_from_the_ptx_that_is_kept(built, nvcc, tmp_path):
+    """Assembled again from the PTX, for another architecture too, with nothing else at hand."""
+    out, result = built
+    ptx = next(k["ptx"] for k in result["kernels"] if k["family"] == "key_scores" and k["ptx"])
+    for arch in ("sm_90", "sm_120"):
+        subprocess.run([nvcc, "-cubin", "-O3", "-fmad=false", "-lineinfo", f"-arch={arch}", "-o", tmp_path / f"{arch}.cubin", out / ptx],
+                       check=True)
+    code = {name: sections(path) for name, path in
+            (("kept", out / ptx.replace("compute_80.ptx", "sm_90.cubin")), ("again", tmp_path / "sm_90.cubin"))}
+    assert code["kept"] and code["kept"] == code["again"]
+
+
+def sections(path):
+    """Machine code of a cubin: its .text sections, name to bytes."""
+    table = subprocess.run(["readelf", "-SW", str(path)], capture_output=True, text=True, check=True).stdout
+    data, found = path.read_bytes(), {}
+    for match in re.finditer(r"(\.text\.\S+)\s+PROGBITS\s+\w+ (\w+) (\w+)", table):
+        offset, size = int(match.group(2), 16), int(match.group(3), 16)
+        found[match.group(1)] = data[offset:offset + size]
+    return found
 
 
 def test_symbols_are_those_of_the_manifest(built):
@@ -75,6 +137,9 @@ def test_units_name_their_origin_and_embed_the_levels(built):
     out, result = built
     for kernel in result["kernels"]:
         text = (out / kernel["source"]).read_text()
+        if kernel["family"] == "copy_pages":  # one for all artifacts
+            assert result["content_sha256"] not in text and "Do not edit" in text
+            continue
         assert result["content_sha256"] in text and "Do not edit" in text and "codegen/templates/kernel.cu.in" in text
 
 
@@ -82,7 +147,7 @@ def test_unchanged_inputs_compile_nothing(built, work):
     out, result = built
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     again = kvcc_json("compile", work / "tiny.kvcb", "--arch", "sm_80,sm_90", "-o", out, "--cache-dir", work / "cache")
-    assert (again["compiled"], again["cached"], again["written"]) == (0, 18, 0)
+    assert (again["compiled"], again["cached"], again["written"]) == (0, 24, 0)
     assert before == {path: path.stat().st_mtime_ns for path in out.rglob("*")}
 
 
@@ -97,6 +162,7 @@ def test_files_of_an_earlier_artifact_are_removed_and_others_kept(work, tmp_path
     kvcc("compile", work / "tiny.kvcb", "-o", out, "--emit-only")
     (out / "mine.txt").write_text("kept")
     kvcc("compile", work / "other.kvcb", "-o", out, "--emit-only")
+    assert not list(out.glob("attention*")) and not list(out.glob("kernels/device/mma_*"))
     names = {path.name for path in out.iterdir()}
     assert "kvcc_other.h" in names and "kvcc_tiny.h" not in names and "mine.txt" in names
     assert not [name for name in names if name.endswith(".cu") and "nuq3_" in name]
@@ -117,29 +183,34 @@ C_PROGRAM = """
 #include "kvcc_%(name)s.h"
 int main(void) {
   KvccCache key, value;
-  KvccKeyScoresParams scores;
+  %(params)s scores;
   memset(&scores, 0, sizeof scores);
   key = value = scores.cache;
   kvcc_%(name)s_key_pages(&key, 1, 64);
-  kvcc_%(name)s_value_pages(&value, 1, 0);
+  kvcc_%(name)s_value_pages(&value, 1, %(capacity)d);
   scores.cache = key;
   scores.cache.sequences = 2;
   scores.group = 3;
-  scores.max_length = 100;
+  scores.%(extent)s;
   printf("%%d %%d %%d %%d %%u %%u\\n", key.code_words, (int)key.page_bytes, value.code_words, (int)value.page_bytes,
-         kvcc_grid_key_scores(&scores, 64).x, kvcc_grid_key_scores(&scores, 64).y);
+         %(grid)s.x, %(grid)s.y);
   return 0;
 }
 """
+LINEAR_C = {"params": "KvccKeyScoresParams", "capacity": 0, "extent": "max_length = 100", "grid": "kvcc_grid_key_scores(&scores, 64)"}
+MMA_C = {"params": "KvccMmaKeyScoresParams", "capacity": 32, "extent": "splits = 4", "grid": "kvcc_grid_mma_key_scores(&scores)"}
 
 
 @pytest.mark.parametrize("compiler", [["cc", "-std=c99"], ["c++", "-std=c++11", "-x", "c++"]], ids=["c99", "c++11"])
-@pytest.mark.parametrize("name, wanted", [("tiny", [768, 3584, 768, 3840, 4, 2]), ("other", [1024, 4608, 512, 2816, 4, 2])])
-def test_the_header_compiles_and_computes(work, tmp_path, compiler, name, wanted):
-    """Hand-computed: 64 tokens x 2 heads x 6 words of codes; keys 64 row ends and 64 records, values 64 ranges and 128
-    records. The other has 4 bits, and values of 32 channels."""
-    kvcc("compile", work / f"{name}.kvcb", "-o", tmp_path, "--emit-only")
-    (tmp_path / "use.c").write_text(C_PROGRAM % {"name": name})
+@pytest.mark.parametrize("name, layout, wanted", [("tiny", "linear-1", [768, 3584, 768, 3840, 4, 2]),
+                                                  ("other", "linear-1", [1024, 4608, 512, 2816, 4, 2]),
+                                                  ("tiny", "mma-1", [768, 3712, 768, 3712, 4, 2])])
+def test_the_header_compiles_and_computes(work, tmp_path, compiler, name, layout, wanted):
+    """Hand-computed. linear-1: 64 tokens x 2 heads x 6 words of codes; keys 64 row ends and 64 records, values 64 ranges and 128
+    records. The other has 4 bits, and values of 32 channels. mma-1: 768 words of codes; keys 2 x 8 class ends of 2 bytes and 2 x 64
+    records, 3616 bytes; values 64 ranges, 2 x 32 class ends and 2 x 32 records, 3712; in steps of 128."""
+    kvcc("compile", work / f"{name}.kvcb", "-o", tmp_path, "--emit-only", "--layout", layout)
+    (tmp_path / "use.c").write_text(C_PROGRAM % {"name": name, **(MMA_C if layout == "mma-1" else LINEAR_C)})
     subprocess.run([*compiler, "-Wall", "-Wextra", "-Werror", "-pedantic", "-I.", "-o", "use", "use.c"], cwd=tmp_path, check=True)
     out = subprocess.run([str(tmp_path / "use")], capture_output=True, text=True, check=True).stdout
     assert [int(word) for word in out.split()] == wanted

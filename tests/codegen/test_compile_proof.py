@@ -1,11 +1,12 @@
-"""Proof without a GPU: configurations of kernels/list compile to cubins without spills, and headers compile alone."""
+"""Proof without a GPU: configurations of kernels/list compile to cubins without spills, and headers compile alone. The shipped rows of
+mma-1 are in test_shipped.py."""
 import subprocess
 
 import pytest
 
 from support import BUILD, SOURCE
 
-# A dozen that between them have every choice of every list.
+# A dozen that between them have every choice of every list of linear-1, and one way each that units of mma-1 have of being unusual.
 REPRESENTATIVE = [
     "pack_key_nuq3_channel_d64_csr_f16__linear1",
     "pack_key_nuq8_channel_d256_none_bf16__linear1",
@@ -20,17 +21,23 @@ REPRESENTATIVE = [
     "value_mix_nuq1mixed_channel_d16_csr_g2_bf16__linear1",
     "dequantise_key_nuq7_channel_d32_csr_f32__linear1",
     "dequantise_value_nuq5_token_d256_tail_f32__linear1",
+    "copy_pages__any",
+    "pack_value_nuq2mixed_token_d64_tail_bf16__mma1",
+    "key_scores_nuq4mixed_channel_d64_csr_half32_g8_bf16__mma1",
+    "attention_nuq2mixed_channel_d64_csr_half64_v_nf4mixed_token_d64_tail_g8_f16__mma1",
 ]
+SECOND_ENTRIES = 5  # of three units of value_mix, one of pack_value, one of attention
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_representatives_compile_without_spills(nvcc, driver, tmp_path, arch):
     lines = driver("compile_proof", tmp_path, arch, 1, *REPRESENTATIVE).splitlines()
-    assert len(lines) == len(REPRESENTATIVE) + 3  # value_mix has a second entry
+    assert len(lines) == len(REPRESENTATIVE) + SECOND_ENTRIES
     for line in lines:
         name, symbol, registers, spill, shared = line.split()
         assert symbol.startswith("kvcc_" + name)
-        assert int(registers) <= 128 and int(spill) == 0 and int(shared) <= 48 * 1024, line
+        most = (128, 48 * 1024) if name.endswith("__linear1") else (255, 99 * 1024)
+        assert int(registers) <= most[0] and int(spill) == 0 and int(shared) <= most[1], line
 
 
 SPILL = """extern "C" __global__ void __launch_bounds__(1024, %d) spill(float* x) {
