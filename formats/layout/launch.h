@@ -99,7 +99,7 @@ typedef struct KvccValueMixParams {
 /* dequantise_key, dequantise_value: positions [first, first + count) of every sequence, those below its length. */
 typedef struct KvccDequantiseParams {
   KvccCache cache;
-  float* out;           /* [S, count, H, D]; keys before RoPE where the scheme takes them so */
+  float* out;           /* [S, count, H, D]; keys before RoPE where the scheme takes them so; mma-1: 8-byte aligned */
   const int32_t* first; /* [S] */
   int32_t count;
 } KvccDequantiseParams;

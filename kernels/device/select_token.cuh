@@ -9,6 +9,8 @@
 //          latency is all that counts, and a chain of 128 dependent reads is the slowest way.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/device/pack.cuh"
 
 namespace kvcc::device {
@@ -30,8 +32,9 @@ struct SelectToken {
     alignas(16) uint32_t equal[kThreads];  ///< elements equal to the key in a chunk
     uint32_t before[kThreads];             ///< and in the chunks taken before it
   };
+  struct NoEnds {};
   struct Shared {
-    End end[kTail ? 2 : 1];
+    std::conditional_t<kTail, End[2], NoEnds> end;
     float low[kThreads], high[kThreads];      ///< inliers of a chunk
     alignas(16) uint32_t outliers[kThreads];  ///< of a chunk
     linear::RangeRecord range;
