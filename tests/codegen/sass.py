@@ -64,26 +64,29 @@ class Function:
         return out
 
     def loops(self):
-        """Natural loops: (header, indices), smaller ones first."""
-        successors = self.successors()
-        dominated = dominators(successors)
-        predecessors = [[] for _ in successors]
-        for i, targets in enumerate(successors):
-            for t in targets:
-                predecessors[t].append(i)
-        bodies = {}
-        for tail, targets in enumerate(successors):
-            for header in targets:
-                if not dominates(dominated, header, tail):
-                    continue
-                body = bodies.setdefault(header, {header})
-                todo = [tail]
-                while todo:
-                    i = todo.pop()
-                    if i not in body:
-                        body.add(i)
-                        todo += predecessors[i]
-        return sorted(bodies.items(), key=lambda loop: len(loop[1]))
+        return natural_loops(self.successors())
+
+
+def natural_loops(successors):
+    """(header, indices) of each, smaller ones first. successors: index -> indices; 0 is the entry."""
+    immediate = dominators(successors)
+    predecessors = [[] for _ in successors]
+    for i, targets in enumerate(successors):
+        for t in targets:
+            predecessors[t].append(i)
+    bodies = {}
+    for tail, targets in enumerate(successors):
+        for header in targets:
+            if not dominates(immediate, header, tail):
+                continue
+            body = bodies.setdefault(header, {header})
+            todo = [tail]
+            while todo:
+                i = todo.pop()
+                if i not in body:
+                    body.add(i)
+                    todo += predecessors[i]
+    return sorted(bodies.items(), key=lambda loop: len(loop[1]))
 
 
 def conditional(branch):

@@ -54,12 +54,11 @@ def entry_text(module, entry, trace):
         code = writer.statement(item)
         if trace:
             access = writer.access
-            counted = f"{entry.name}_instructions[{len(traced)}]"
             if access and access.space in ("shared", "global", "generic"):
                 space = "shared" if access.space == "shared" else "global"
-                request = f"trace::request({counted}, trace::Space::{space}, {access.address}, {access.size});"
+                request = f"thread.request({len(traced)}, trace::Space::{space}, {access.address}, {access.size});"
                 code = (f"if ({item.guard}) {request} " if item.guard else request + " ") + code
-            code = f"++counts[{len(traced)}]; {code}"
+            code = f"thread.count({len(traced)}); {code}"
             traced.append(item)
         body.append(f"  {code}  // {item.line}")
     out = [f'extern "C" void {entry.name}(const void* params) {{',
@@ -79,7 +78,7 @@ def entry_text(module, entry, trace):
     out += ["}", f'extern "C" const uint32_t {entry.name}_threads = {entry.threads};',
             f'extern "C" const uint32_t {entry.name}_shared_bytes = {shared_bytes};  // static ones']
     if trace:
-        out.insert(3, f"  uint32_t* const counts = trace::counts({entry.name}_instructions, {len(traced)});")
+        out.insert(3, f"  trace::Thread thread({entry.name}_instructions, {len(traced)});")
         out.insert(0, f"static trace::Instruction {entry.name}_instructions[] = {{" + ",\n".join(
             f'{{{i.line}, "{i.opcode}", "{i.text}"}}' for i in traced) + "};\n"
             f'static const trace::Registration {entry.name}_registration("{entry.name}", {entry.name}_instructions, {len(traced)});')

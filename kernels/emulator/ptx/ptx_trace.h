@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <deque>
 #include <map>
 #include <string>
 #include <vector>
@@ -48,19 +49,23 @@ struct Table {
 
 /// A request that not all lanes have joined yet.
 struct Request {
-  Instruction* instruction = nullptr;
   Space space = Space::shared;
   int bytes = 0, lanes = 0;
   std::array<const uint8_t*, kLanes> address{};
 };
 
+/// What the threads of one warp have done with a table's instructions.
+struct Warp {
+  std::vector<std::array<uint32_t, kLanes>> executions;  ///< by instruction and lane
+  std::vector<std::deque<Request>> open;                 ///< by instruction; the first is the oldest
+  std::vector<uint32_t> finished;                        ///< requests before it
+};
+
 struct State {
   std::vector<Table> tables;
-  std::map<std::array<uint64_t, 3>, std::vector<uint32_t>> counts;  ///< (table, block, thread): by instruction
   std::vector<std::string> names;
   std::vector<Region> regions;
-  std::map<std::array<uint64_t, 3>, uint64_t> turns;    ///< (instruction, block, thread) to executions
-  std::map<std::array<uint64_t, 4>, Request> requests;  ///< (instruction, block, warp, turn)
+  std::map<std::array<uint64_t, 3>, Warp> warps;  ///< (table, block, warp)
 };
 inline State& state() {
   static State s;
@@ -72,110 +77,113 @@ struct Registration {
   }
 };
 
-inline uint64_t block_number() {
-  const emulator::Index b = emulator::block_index();
-  return (uint64_t{b.z} << 20 | b.y) << 20 | b.x;
-}
-
-/// The calling thread's executions of each instruction of a table.
-inline uint32_t* counts(const Instruction* table, size_t count) {
-  auto& own = state().counts[{reinterpret_cast<uint64_t>(table), block_number(), emulator::thread_index()}];
-  own.resize(count);
-  return own.data();
-}
-
-/// Adds the threads' counts to the tables, and forgets them.
-inline void sum_counts() {
-  State& s = state();
-  for (const Table& table : s.tables) {
-    std::map<std::array<uint64_t, 2>, std::vector<uint32_t>> most;  // of each warp
-    for (const auto& [key, own] : s.counts) {
-      if (key[0] != reinterpret_cast<uint64_t>(table.instructions)) continue;
-      auto& warp = most[{key[1], key[2] / kLanes}];
-      warp.resize(table.count);
-      for (size_t i = 0; i < table.count; ++i) {
-        table.instructions[i].threads += own[i];
-        warp[i] = std::max(warp[i], own[i]);
-      }
-    }
-    for (const auto& [key, warp] : most) {
-      for (size_t i = 0; i < table.count; ++i) table.instructions[i].issues += warp[i];
-    }
-  }
-  s.counts.clear();
-}
-
 /// Wavefronts of a shared request: 32 banks of 4 bytes; requests of 8 and 16 bytes a lane are served by halves and
 /// quarters of the warp. In each the busiest bank decides; lanes that ask for one word share it.
-inline void count_shared(const Request& r) {
+inline void count_shared(Instruction& instruction, const Request& r) {
   const int parts = r.bytes <= 4 ? 1 : r.bytes / 4, width = kLanes / parts;
   for (int part = 0; part < parts; ++part) {
-    std::array<std::vector<uintptr_t>, 32> banks;
-    bool any = false;
+    std::array<uintptr_t, kLanes * 4> words;
+    size_t count = 0;
     for (int lane = part * width; lane < (part + 1) * width; ++lane) {
       if (r.address[lane] == nullptr) continue;
-      any = true;
-      const uintptr_t first = reinterpret_cast<uintptr_t>(r.address[lane]) / 4;
-      for (int w = 0; w < std::max(1, r.bytes / 4); ++w) banks[(first + w) % 32].push_back(first + w);
+      for (int w = 0; w < parts; ++w) words[count++] = reinterpret_cast<uintptr_t>(r.address[lane]) / 4 + w;
     }
-    size_t busiest = 0;
-    for (auto& words : banks) {
-      std::sort(words.begin(), words.end());
-      busiest = std::max<size_t>(busiest, std::unique(words.begin(), words.end()) - words.begin());
-    }
-    r.instruction->wavefronts += busiest;
-    r.instruction->least += any;
+    std::sort(words.begin(), words.begin() + count);
+    count = std::unique(words.begin(), words.begin() + count) - words.begin();
+    std::array<uint64_t, 32> banks{};
+    for (size_t i = 0; i < count; ++i) ++banks[words[i] % 32];
+    instruction.wavefronts += *std::max_element(banks.begin(), banks.end());
+    instruction.least += count > 0;
   }
 }
 
-inline void count_global(const Request& r) {
-  std::vector<uintptr_t> sectors, bytes;
+inline void count_global(Instruction& i, const Request& r) {
+  std::vector<uintptr_t> bytes, sectors;
   for (const uint8_t* address : r.address) {
-    for (int i = 0; address != nullptr && i < r.bytes; ++i) bytes.push_back(reinterpret_cast<uintptr_t>(address) + i);
+    for (int k = 0; address != nullptr && k < r.bytes; ++k) bytes.push_back(reinterpret_cast<uintptr_t>(address) + k);
   }
   std::sort(bytes.begin(), bytes.end());
   bytes.erase(std::unique(bytes.begin(), bytes.end()), bytes.end());
+  std::map<int, uint64_t> inside;
   for (const uintptr_t byte : bytes) {
     if (sectors.empty() || sectors.back() != byte / 32) sectors.push_back(byte / 32);
+    for (const Region& region : state().regions) {
+      if (byte - reinterpret_cast<uintptr_t>(region.begin) < region.bytes) ++inside[region.name];
+    }
   }
-  Instruction& i = *r.instruction;
   i.sectors += sectors.size();
   i.distinct += bytes.size();
-  for (const Region& region : state().regions) {
-    const auto inside = std::count_if(bytes.begin(), bytes.end(), [&](uintptr_t byte) {
-      return byte - reinterpret_cast<uintptr_t>(region.begin) < region.bytes;
-    });
-    if (inside == 0) continue;
-    i.regions[region.name] += inside;
-    i.region_sectors[region.name] += sectors.size();
+  for (const auto& [name, count] : inside) {
+    i.regions[name] += count;
+    i.region_sectors[name] += sectors.size();
   }
 }
 
-inline void finish(const Request& r) {
-  ++r.instruction->requests;
+inline void finish(Instruction& instruction, const Request& r) {
+  ++instruction.requests;
   if (r.space == Space::shared) {
-    count_shared(r);
+    count_shared(instruction, r);
   } else {
-    count_global(r);
+    count_global(instruction, r);
   }
 }
 
-inline void request(Instruction& instruction, Space space, const uint8_t* address, int bytes) {
-  State& s = state();
-  const uint64_t id = reinterpret_cast<uint64_t>(&instruction), block = block_number();
-  const uint32_t thread = emulator::thread_index();
-  const uint64_t turn = s.turns[{id, block, thread}]++;
-  const std::array<uint64_t, 4> key = {id, block, thread / kLanes, turn};
-  Request& r = s.requests[key];
-  r.instruction = &instruction;
-  r.space = space;
-  r.bytes = bytes;
-  r.address[thread % kLanes] = address;
-  instruction.bytes += bytes;
-  if (++r.lanes == kLanes) {
-    finish(r);
-    s.requests.erase(key);
+/// The calling thread in one run of an entry.
+class Thread {
+ public:
+  Thread(Instruction* table, size_t count) : table_(table), lane_(emulator::thread_index() % kLanes) {
+    const emulator::Index b = emulator::block_index();
+    const uint64_t block = (uint64_t{b.z} << 20 | b.y) << 20 | b.x;
+    warp_ = &state().warps[{reinterpret_cast<uint64_t>(table), block, emulator::thread_index() / kLanes}];
+    warp_->executions.resize(count);
+    warp_->open.resize(count);
+    warp_->finished.resize(count);
   }
+  void count(size_t instruction) { ++warp_->executions[instruction][lane_]; }
+  /// To be called before count() of the same instruction's next execution.
+  void request(size_t instruction, Space space, const uint8_t* address, int bytes) {
+    auto& open = warp_->open[instruction];
+    // The k-th request of a lane: those that its guard kept from asking do not count.
+    const size_t at = requests_[instruction]++ - warp_->finished[instruction];
+    if (open.size() <= at) open.resize(at + 1);
+    Request& r = open[at];
+    r.space = space;
+    r.bytes = bytes;
+    r.address[lane_] = address;
+    table_[instruction].bytes += bytes;
+    ++r.lanes;
+    while (!open.empty() && open.front().lanes == kLanes) {
+      finish(table_[instruction], open.front());
+      open.pop_front();
+      ++warp_->finished[instruction];
+    }
+  }
+
+ private:
+  Instruction* table_;
+  uint32_t lane_;
+  Warp* warp_;
+  std::map<size_t, uint32_t> requests_;
+};
+
+/// Adds what is left of the warps to the tables, and forgets them.
+inline void settle() {
+  State& s = state();
+  for (auto& [key, warp] : s.warps) {
+    auto* const table = reinterpret_cast<Instruction*>(key[0]);
+    for (size_t i = 0; i < warp.executions.size(); ++i) {
+      for (const Request& r : warp.open[i]) {
+        if (r.lanes > 0) finish(table[i], r);
+      }
+      uint32_t most = 0;
+      for (const uint32_t count : warp.executions[i]) {
+        table[i].threads += count;
+        most = std::max(most, count);
+      }
+      table[i].issues += most;
+    }
+  }
+  s.warps.clear();
 }
 
 inline void write_counts(std::FILE* out, const char* name, const std::map<int, uint64_t>& counts) {
@@ -200,9 +208,7 @@ inline void add_region(const char* name, const void* begin, uint64_t bytes) {
 /// {entry: [{line, opcode, text, threads, …}]}, those that ran. Throws nothing; a file that can't be written is left
 /// out.
 inline void write(const char* path) {
-  for (const auto& [key, r] : state().requests) finish(r);
-  state().requests.clear();
-  sum_counts();
+  settle();
   std::FILE* const out = std::fopen(path, "w");
   if (out == nullptr) return;
   const char* next_entry = "{";

@@ -3,16 +3,28 @@
 // write, and fails, naming the first byte, where a translation's bytes are not the source's. Names (and defaults):
 // family, layout=mma-1, dim=64, bits=3, axis, sparse, value_bits, value_axis, value_sparse, rope=none, rotary=0,
 // group=1, dtype=f16, heads=2, lengths=131 (comma), sink=0, residual=0, splits=1, window=0, calls=0 (pack: tokens a
-// call), order, trace=FILE (of the last library, translated with --trace).
+// call), threshold (of outliers; channel axis), tail=2, order, trace=FILE (of the last library, translated with
+// --trace). Families that read codes also print "TENSOR_records COUNT 0".
 #include <dlfcn.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <new>
 #include <sstream>
 
 #include "kernels/emulator/emulator.h"
 #include "tests/kernels/mma_cases.h"
+
+// As device memory is: pages are 128-byte aligned by contract, and the trace counts sectors.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  void* const memory = std::aligned_alloc(128, (bytes + 127) / 128 * 128);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace {
 
@@ -73,7 +85,8 @@ struct Run {
   const Library& library;
   const Library& source;  ///< states the threads and bytes of dynamic shared memory
   std::string symbol;
-  std::vector<std::pair<std::string, std::vector<uint8_t>>> outputs;
+  std::vector<std::pair<std::string, std::vector<uint8_t>>> outputs{};
+  std::vector<std::pair<std::string, size_t>> counts{};  ///< of what the case holds
 
   template <class Params>
   void launch(const Params& params, KvccGrid grid, const std::string& suffix = "") const {
@@ -93,11 +106,15 @@ struct Run {
     const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
     outputs.emplace_back(name, std::vector<uint8_t>(bytes, bytes + values.size() * sizeof(T)));
   }
-  void trace_codes(const KvccCache& cache, const std::vector<uint8_t>& pages, const char* name) const {
+  void trace_codes(const KvccCache& cache, const MmaBatch& batch, const std::string& name) {
+    const std::vector<uint8_t>& pages = batch.pages;
+    size_t records = 0;
+    for (const uint32_t count : batch.needed) records += count;
+    counts.emplace_back(name + "_records", records);
     const auto region = library.find<void(const char*, const void*, uint64_t)>("kvcc_trace_region");
     if (region == nullptr || !options.text("trace", "").size()) return;
     for (size_t at = 0; at < pages.size(); at += cache.page_bytes) {
-      region(name, pages.data() + at, uint64_t{4} * cache.code_words);
+      region(name.c_str(), pages.data() + at, uint64_t{4} * cache.code_words);
     }
   }
 };
@@ -117,8 +134,14 @@ struct Tensor {
     const std::vector<uint8_t> widths(heads, static_cast<uint8_t>(bits));
     if (by_channel) {
       channel = make_channel_quantiser(heads, dim, widths, sparse, random);
+      const std::string threshold = o.text("threshold", "");
+      for (int i = 0; !threshold.empty() && i < heads * dim; ++i) {
+        channel.scale[i] = 1;
+        channel.zero[i] = 0;
+        if (sparse) channel.threshold_upper[i] = -(channel.threshold_lower[i] = -std::stof(threshold));
+      }
     } else {
-      token = make_token_quantiser(heads, dim, widths, sparse ? 2 : 0, random);
+      token = make_token_quantiser(heads, dim, widths, sparse ? o.number("tail", 2) : 0, random);
     }
     for (const int32_t length : o.lengths()) rows.push_back(make_rows(length, heads * dim, random));
     reference::CacheOptions options{.sink = o.number("sink", 0), .residual = o.number("residual", 0)};
@@ -137,7 +160,8 @@ struct Tensor {
                                   : reference::make_mma_cache(q, tensor, x.size() / (heads * dim), options));
         }
       }
-      return make_batch(caches, random);
+      std::mt19937 order(3);  // keys and values share their page table
+      return make_batch(caches, order);
     };
     batch = by_channel ? all(channel) : all(token);
   }
@@ -162,7 +186,7 @@ void attention(Run& run, std::mt19937& random) {
   KvccAttentionParams p{};
   p.key = key.cache();
   p.value = value.cache();
-  p.value.page_table = p.key.page_table;
+  if (key.batch.page_table != value.batch.page_table) throw std::logic_error("page tables differ");
   p.rope = rope.view();
   p.query = query.data();
   p.partial = splits > 1 ? partial.data() : nullptr;
@@ -171,8 +195,8 @@ void attention(Run& run, std::mt19937& random) {
   p.group = group;
   p.splits = splits;
   p.window = o.number("window", 0);
-  run.trace_codes(p.key, key.batch.pages, "key codes");
-  run.trace_codes(p.value, value.batch.pages, "value codes");
+  run.trace_codes(p.key, key.batch, "key");
+  run.trace_codes(p.value, value.batch, "value");
   run.launch(p, kvcc_grid_mma_attention(&p));
   if (splits > 1) run.launch(p, kvcc_grid_mma_attention_merge(&p), "_merge");
   run.keep("out", out);
@@ -197,7 +221,7 @@ void key_scores(Run& run, std::mt19937& random) {
   p.group = group;
   p.splits = o.number("splits", 1);
   p.window = o.number("window", 0);
-  run.trace_codes(p.cache, key.batch.pages, "key codes");
+  run.trace_codes(p.cache, key.batch, "key");
   run.launch(p, kvcc_grid_mma_key_scores(&p));
   run.keep("scores", scores);
 }
@@ -218,7 +242,7 @@ void value_mix(Run& run, std::mt19937& random) {
   p.group = group;
   p.splits = splits;
   p.window = o.number("window", 0);
-  run.trace_codes(p.cache, value.batch.pages, "value codes");
+  run.trace_codes(p.cache, value.batch, "value");
   run.launch(p, kvcc_grid_mma_value_mix(&p));
   if (splits > 1) run.launch(p, kvcc_grid_value_merge(&p, dim), "_merge");
   run.keep("out", out);
@@ -357,6 +381,15 @@ size_t written(const std::vector<uint8_t>& bytes) {
   return count;
 }
 
+bool holds_nan(const std::vector<uint8_t>& bytes) {
+  for (size_t i = 0; i + 4 <= bytes.size(); i += 4) {
+    float x;
+    std::memcpy(&x, bytes.data() + i, 4);
+    if (x != x) return true;
+  }
+  return false;
+}
+
 int main_or_throw(int argc, char** argv) {
   char** const rest = std::find(argv + 3, argv + argc, std::string("--"));
   const Options options(rest == argv + argc ? rest : rest + 1, argv + argc);
@@ -372,16 +405,26 @@ int main_or_throw(int argc, char** argv) {
       const auto& other = found.outputs.at(i).second;
       const auto at = std::mismatch(bytes.begin(), bytes.end(), other.begin(), other.end());
       if (at.first == bytes.end() && at.second == other.end()) continue;
-      std::fprintf(stderr, "%s: %s differs from the source's at byte %zd of %zu\n", *path, name.c_str(),
-                   at.first - bytes.begin(), bytes.size());
+      size_t words = 0;
+      for (size_t k = 0; k + 4 <= bytes.size(); k += 4) words += std::memcmp(&bytes[k], &other[k], 4) != 0;
+      const size_t first = (at.first - bytes.begin()) / 4 * 4;
+      float was = 0, is = 0;
+      std::memcpy(&was, &bytes[first], 4);
+      std::memcpy(&is, &other[first], 4);
+      std::fprintf(stderr,
+                   "%s: %s differs from the source's at byte %zu of %zu (%zu words; as floats %.9g, source %.9g)\n",
+                   *path, name.c_str(), first, bytes.size(), words, is, was);
       return 1;
     }
     const std::string trace = options.text("trace", "");
     if (!trace.empty() && path + 1 == rest) library.at<void(const char*)>("kvcc_trace_write")(trace.c_str());
   }
   for (const auto& [name, bytes] : wanted.outputs) {
+    // NaN is no result, and its bits need not agree.
+    if ((name == "out" || name == "scores") && holds_nan(bytes)) throw std::runtime_error(name + " holds NaN");
     std::printf("%s %zu %zu\n", name.c_str(), bytes.size(), written(bytes));
   }
+  for (const auto& [name, count] : wanted.counts) std::printf("%s %zu 0\n", name.c_str(), count);
   return 0;
 }
 
