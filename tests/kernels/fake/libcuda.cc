@@ -1,5 +1,14 @@
-// A CUDA driver that runs nothing: it records calls, insists on what the real one insists on (initialised, a context
-// current, modules and functions that exist), and fails where it is told to. Two devices, of 8.6 and 9.0.
+// A CUDA driver of the tests' own: it records calls, insists on what the real one insists on (initialised, a context
+// current, modules and functions that exist), and fails where it is told to. Two devices, of 8.6 and 9.0. It runs
+// nothing, or, with FAKE_EMULATES, runs kernels in the emulator: an image is then the path of a unit built for it
+// (-DKVCC_EMULATE) and linked with this library.
+#ifdef FAKE_EMULATES
+#include <dlfcn.h>
+
+#include "kernels/emulator/emulator.h"
+#endif
+
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -9,6 +18,11 @@
 
 namespace {
 
+struct Kernel {
+  std::string name;
+  uint32_t shared_bytes;
+};
+
 struct Fake {
   std::string log;
   std::map<std::string, int> failures;
@@ -17,8 +31,9 @@ struct Fake {
   std::map<int, int> retained;
   std::vector<void*> contexts;
   std::set<void*> modules;
+  std::map<void*, Kernel> kernels;
   std::string params;
-  int dynamic_shared = 0;
+  std::map<void*, int> dynamic_shared;  ///< allowed, by function
   char context[2], function;
 } fake;
 
@@ -129,35 +144,54 @@ int cuModuleLoadDataEx(void** module, const void* image, unsigned count, int* op
   }
   if (text.starts_with("another device")) return 209;
   if (text.starts_with("newer ptx")) return 222;
+#ifdef FAKE_EMULATES
+  void* unit = dlopen(text.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (unit == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 200;
+  }
+  *module = unit;
+#else
   *module = new char;
+#endif
   fake.modules.insert(*module);
   return 0;
 }
 int cuModuleUnload(void* module) {
   ENTER(true);
   if (fake.modules.erase(module) == 0) return 1;
+#ifndef FAKE_EMULATES
   delete static_cast<char*>(module);
+#endif
   return 0;
 }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
   ENTER(true);
   if (!fake.modules.contains(module)) return 1;
+#ifdef FAKE_EMULATES
+  void* entry = dlsym(module, name);
+  if (entry == nullptr) return 500;
+  const void* shared = dlsym(module, (std::string(name) + "_shared_bytes").c_str());
+  fake.kernels[entry] = {name, *static_cast<const uint32_t*>(shared)};
+  *function = entry;
+#else
   if (std::string(name) != "kvcc_kernel") return 500;
   *function = &fake.function;
+#endif
   return 0;
 }
-int cuFuncSetAttribute(void*, int attribute, int value) {
+int cuFuncSetAttribute(void* function, int attribute, int value) {
   ENTER(true);
   if (attribute != 8) return 1;
-  fake.dynamic_shared = value;
+  fake.dynamic_shared[function] = value;
   return 0;
 }
 #ifndef FAKE_WITHOUT_LAUNCH
 int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
                    unsigned threads_z, unsigned shared, void* stream, void** params, void** extra) {
   ENTER(true);
-  if (function != &fake.function || params != nullptr || threads_y != 1 || threads_z != 1) return 1;
-  if (static_cast<int>(shared) > 49152 && static_cast<int>(shared) > fake.dynamic_shared) return 1;
+  if (params != nullptr || threads_y != 1 || threads_z != 1) return 1;
+  if (static_cast<int>(shared) > 49152 && static_cast<int>(shared) > fake.dynamic_shared[function]) return 1;
   // CU_LAUNCH_PARAM_BUFFER_POINTER, …_SIZE, …_END
   if (extra[0] != reinterpret_cast<void*>(1) || extra[2] != reinterpret_cast<void*>(2) || extra[4] != nullptr) return 1;
   fake.params.assign(static_cast<const char*>(extra[1]), *static_cast<size_t*>(extra[3]));
@@ -165,7 +199,20 @@ int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned 
   std::snprintf(line, sizeof line, "grid %u %u %u threads %u shared %u stream %p device %d\n", x, y, z, threads, shared,
                 stream, fake.contexts.back() == &fake.context[0] ? 0 : 1);
   fake.log += line;
+#ifdef FAKE_EMULATES
+  const auto kernel = fake.kernels.find(function);
+  if (kernel == fake.kernels.end() || shared != kernel->second.shared_bytes) return 1;
+  try {
+    kvcc::emulator::launch(reinterpret_cast<kvcc::emulator::Entry>(function), extra[1], {x, y, z},
+                           static_cast<int>(threads), shared, {}, kernel->second.name);
+  } catch (const std::exception& fault) {
+    std::fprintf(stderr, "%s\n", fault.what());
+    return 719;
+  }
   return 0;
+#else
+  return function == &fake.function ? 0 : 1;
+#endif
 }
 #endif
 int cuGetErrorName(int result, const char** name) {
