@@ -93,6 +93,10 @@ std::string why_skipped(const Artifact& artifact, Family family) {
   if (family == Family::copy_pages) return keys && values ? "there are no pages" : "";
   if (keys && of_keys(family)) return "keys stay at full precision";
   if (values && (!of_keys(family) || family == Family::attention)) return "values stay at full precision";
+  if (family == Family::attention && artifact.shape.head_dim != artifact.shape.value_head_dim) {
+    return fmt::format("head dimensions of keys and values differ ({} and {}): key_scores and value_mix serve them",
+                       artifact.shape.head_dim, artifact.shape.value_head_dim);
+  }
   return "";
 }
 

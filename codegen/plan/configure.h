@@ -18,7 +18,7 @@ std::set<std::pair<int, int>> widths_of(const Artifact& artifact, Family family)
 Configuration configure(const Artifact& artifact, Layout layout, Family family, Dtype dtype,
                         std::pair<int, int> widths);
 
-/// "keys stay at full precision", or empty: the family's tensors have codes.
+/// "keys stay at full precision", or another reason why the artifact has nothing for the family; else empty.
 std::string why_skipped(const Artifact& artifact, Family family);
 
 /// The targets' families, or all of the layout.

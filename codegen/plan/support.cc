@@ -218,7 +218,12 @@ std::vector<std::string> missing(const Configuration& c) {
   const Choices& list = choices(c.layout, c.family);
   std::vector<std::string> reasons;
   add_missing(list, c, "", reasons);
-  if (c.family == Family::attention) add_missing(list, c.value, "values of ", reasons);
+  if (c.family == Family::attention) {
+    add_missing(list, c.value, "values of ", reasons);
+    if (c.value.head_dim != c.head_dim) {
+      reasons.push_back(fmt::format("values of head dimension {} beside keys of {}", c.value.head_dim, c.head_dim));
+    }
+  }
   if (!has(list.ropes, c.rope)) {
     reasons.push_back(fmt::format("RoPE kind {} (listed: {})", to_text(c.rope), names_of(list.ropes)));
   }

@@ -138,6 +138,7 @@ TEST(Lists, WhatLayoutMmaIsMissingIsNamed) {
   c.dtype = Dtype::f32;
   EXPECT_THAT(missing(c),
               testing::UnorderedElementsAre(testing::HasSubstr("values of 5 bits (listed: 2, 3, 4, 8)"),
+                                            testing::HasSubstr("values of head dimension 96 beside keys of 64"),
                                             testing::HasSubstr("values of scales per token with sparse part csr"),
                                             testing::HasSubstr("24 rotary channels of 64 (a multiple of 16)"),
                                             testing::HasSubstr("dtype f32 (listed: f16, bf16)"),

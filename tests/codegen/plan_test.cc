@@ -85,9 +85,12 @@ TEST(Plan, WidthsDimensionsAndGroupsOfKeysAndValuesAreTheirOwn) {
                                        "value_mix_int2_token_d64_none_g8_bf16__linear1",
                                        "dequantise_key_nuq4_channel_d128_none_f32__linear1",
                                        "dequantise_value_int2_token_d64_none_f32__linear1", "copy_pages__any"));
-  const Plan mma = plan(artifact, {{}, Dtype::bf16, Layout::mma, {}});
-  EXPECT_THAT(names_of(mma),
-              testing::Contains("attention_nuq4_channel_d128_none_interleaved32_v_int2_token_d64_none_g16_bf16__mma1"));
+  const Plan mma = plan(artifact, {{}, Dtype::bf16, {}, {}});
+  EXPECT_EQ(mma.layout, Layout::mma);
+  EXPECT_THAT(names_of(mma), testing::Contains("key_scores_nuq4_channel_d128_none_interleaved32_g16_bf16__mma1"));
+  ASSERT_EQ(mma.skipped.size(), 1u);
+  EXPECT_EQ(mma.skipped[0].family, Family::attention);
+  EXPECT_THAT(mma.skipped[0].reason, HasSubstr("head dimensions of keys and values differ (128 and 64)"));
 }
 
 TEST(Plan, PostRopeKeysAreNotTurned) {
