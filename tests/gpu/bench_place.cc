@@ -65,7 +65,7 @@ double Place::add(const std::string& family, const std::string& kernel, int bits
   if (launcher_.device().has_clock) {
     const int first = std::min(most, std::max(copies_, 2));
     launcher_.time(1, first, launch, reset);  // warm
-    const double each = launcher_.time(1, first, launch, reset)[0] / first;
+    const double each = std::max(launcher_.time(1, first, launch, reset)[0] / first, 1e-4);
     const int launches = std::min(most, std::max(first, static_cast<int>(std::min(4.0 / each, 256.0))));
     const int samples = std::clamp(static_cast<int>(150.0 / (each * launches)), 5, 25);
     std::vector<double> times = launcher_.time(samples, launches, launch, reset);

@@ -89,7 +89,8 @@ struct Place::Packed {
     KvccPackParams p{};
     p.cache = cache;
     p.cache.pages = pool.data() + copy % copies * pool_bytes;
-    p.x = spec.tensor == mma::Tensor::key ? place.key_.data() : place.value_.data();
+    p.x = (spec.tensor == mma::Tensor::key ? place.key_ : place.value_).data() +
+          copy % place.copies_ * place.tensor_bytes_;
     p.first = first.data() + start;
     p.status = status.data();
     p.count = count;

@@ -41,16 +41,18 @@ double share(const Row& row, const Bench& bench) {
 }  // namespace
 
 void print_table(const Bench& bench) {
-  std::printf("copy within the device: %.0f GB/s, read and written\n", bench.copy_gigabytes);
+  if (bench.copy_gigabytes > 0) {
+    std::printf("copy within the device: %.0f GB/s, read and written; [copy] is the share of it\n",
+                bench.copy_gigabytes);
+  }
   std::string place;
   for (const Row& row : bench.rows) {
     const std::string here = row.model + ", " + std::to_string(row.heads) + " KV heads x " + std::to_string(row.group) +
                              " queries, head_dim " + std::to_string(row.head_dim) + ", " + std::to_string(row.tokens) +
                              " tokens";
     if (here != place) {
-      std::printf("\n%s\n%-19s %-33s %9s %9s %7s %6s %6s\n", here.c_str(), "family", "kernel", "MB", "us", "GB/s",
-                  "x fp16", "x KVQ");
-      std::printf("%86s\n", "(GB/s as a share of the copy's in brackets)");
+      std::printf("\n%s\n%-19s %-33s %9s %9s %13s %6s %6s\n", here.c_str(), "family", "kernel", "MB", "us",
+                  "GB/s [copy]", "x fp16", "x KVQ");
       place = here;
     }
     const auto ratio = [](double x) {
@@ -58,9 +60,13 @@ void print_table(const Bench& bench) {
       if (x > 0) std::snprintf(text, sizeof text, "%.2f", x);
       return std::string(text);
     };
-    std::printf("%-19s %-33s %9.2f %9.1f %6.0f [%3.0f%%] %6s %6s\n", row.family.c_str(), row.kernel.c_str(),
-                row.bytes * 1e-6, row.milliseconds * 1e3, gigabytes(row), 100 * share(row, bench),
-                ratio(row.to_fp16).c_str(), ratio(row.to_kvquant).c_str());
+    std::printf("%-19s %-33s %9.2f ", row.family.c_str(), row.kernel.c_str(), row.bytes * 1e-6);
+    if (row.milliseconds > 0) {
+      std::printf("%9.1f %6.0f [%3.0f%%] %6s %6s\n", row.milliseconds * 1e3, gigabytes(row), 100 * share(row, bench),
+                  ratio(row.to_fp16).c_str(), ratio(row.to_kvquant).c_str());
+    } else {
+      std::printf("%9s %13s %6s %6s\n", "-", "-", "-", "-");
+    }
   }
   for (const std::string& what : bench.not_timed) std::printf("not timed: %s\n", what.c_str());
 }

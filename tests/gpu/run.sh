@@ -7,7 +7,7 @@ root=$(cd "$here/../.." && pwd)
 usage() {
   cat <<'TEXT'
 usage: tests/gpu/run.sh [options]
-Builds the kernels, checks every family against the reference on the device, then times every family against fp16
+Builds the kernels with nvcc (KVCC_NVCC names one) and g++ (CXX), checks every family against the reference on the device, then times every family against fp16
 kernels written as well and against KVQuant-like ones, on contexts of 2K to 128K tokens. Under six minutes on one GPU.
   --quick          parity only
   --json FILE      everything as one JSON document (schema_version 1)
@@ -46,10 +46,20 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 
-nvcc=${NVCC:-$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null || true)}
+# As kvcc compile looks for it.
+nvcc=""
+if [ -n "${KVCC_NVCC:-}" ]; then
+  reason="no nvcc: KVCC_NVCC is $KVCC_NVCC, which is no program"
+  [ ! -x "$KVCC_NVCC" ] || nvcc=$KVCC_NVCC
+else
+  reason="no nvcc in PATH, CUDA_HOME, /usr/local/cuda or .venv (KVCC_NVCC names one)"
+  for place in "$(command -v nvcc || true)" "${CUDA_HOME:-/usr/local/cuda}/bin/nvcc" /usr/local/cuda/bin/nvcc \
+    "$root"/.venv/lib/python3*/site-packages/nvidia/cu13/bin/nvcc; do
+    [ -z "$nvcc" ] && [ -x "$place" ] && nvcc=$place
+  done
+fi
 cxx=${CXX:-g++}
 if [ $emulate = 0 ] && [ -z "$nvcc" ]; then
-  reason="no nvcc on PATH (set NVCC to it)"
   echo "$reason: nothing was built, all tests are skipped"
   if [ -n "$json" ]; then
     echo "{\"schema_version\": 1, \"tool\": \"tests/gpu/run.sh\", \"device\": null, \"reason\": \"$reason\"," \
@@ -74,13 +84,19 @@ cache=$(command -v ccache || true)
 # Sources: device text, by nvcc or (emulated) g++; the harness and the reference, by g++.
 cd "$root"
 device=(tests/gpu/baseline/fp16.cu tests/gpu/baseline/kvquant.cu tests/gpu/units/copy_pages.cu tests/gpu/units/fill.cu)
+units=() matching=()
 for unit in tests/gpu/units/*.cu; do
   name=$(basename "$unit" .cu)
   case $name in copy_pages | fill) continue ;; esac
-  # A case is named after its set first, so a text that begins with a set's name needs that set only.
-  [ -z "$only" ] || [[ $name == *"${only%%,*}"* ]] || continue
-  device+=("$unit")
+  units+=("$unit")
+  # A case is named after its set first, so a text that begins within a set's name needs that set only.
+  [[ -z $only || $name != *"${only%%,*}"* ]] || matching+=("$unit")
 done
+if [ ${#matching[@]} -gt 0 ]; then
+  device+=("${matching[@]}")
+elif [[ $only != baseline* ]]; then
+  device+=("${units[@]}")
+fi
 host=(tests/gpu/{main,parity,baseline_parity,case,device_tensor,sets,bench,bench_place,bench_sets,report}.cc
   formats/core/error.cc formats/codec/{checks,levels,reference,round_trip,tails}.cc kernels/reference/*.cc)
 common="-std=c++20 -I."
@@ -107,7 +123,8 @@ printf '%s\0' "${commands[@]}" | xargs -0 -n 1 -P "$jobs" bash -c || { echo "the
 if [ $emulate = 1 ]; then
   "$cxx" -o "$build/kvcc-gpu-test" "${objects[@]}" -lpthread
 else
-  "$nvcc" -arch="$arch" -ccbin "$cxx" -o "$build/kvcc-gpu-test" "${objects[@]}"
+  # The toolkit's wheels keep libraries where nvcc itself does not look.
+  "$nvcc" -arch="$arch" -ccbin "$cxx" -L"$(dirname "$(readlink -f "$nvcc")")/../lib" -o "$build/kvcc-gpu-test" "${objects[@]}"
 fi
 echo "built ${#objects[@]} sources for $([ $emulate = 1 ] && echo the emulator || echo "$arch") in $((SECONDS - began)) s"
 cd "$json_from"

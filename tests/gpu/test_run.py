@@ -1,0 +1,115 @@
+"""tests/gpu/run.sh without a GPU: it builds, counts its tests as skipped, refuses what is wrong; and in the emulator, where
+the same cases and the same timing code run, and a broken kernel is named."""
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from support import BUILD, SOURCE
+
+RUN = SOURCE / "tests/gpu/run.sh"
+READERS = {"key_scores", "value_mix", "attention"}
+OTHERS = {f"{family}_{tensor}" for family in ("dequantise", "pack_prefill", "pack_append", "copy_pages")
+          for tensor in ("key", "value")}
+
+
+def run(*arguments, code=0, script=RUN, **env):
+    done = subprocess.run([str(script), *map(str, arguments)], capture_output=True, text=True,
+                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **env})
+    assert done.returncode == code, f"exit {done.returncode}, wanted {code}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """The whole script in the emulator: its output and its document."""
+    path = tmp_path_factory.mktemp("gpu") / "emulated.json"
+    out, _ = run("--emulate", "--build", BUILD / "gpu-emulated", "--json", path)
+    return out, json.loads(path.read_text())
+
+
+def test_every_case_passes_in_the_emulator(emulated):
+    out, document = emulated
+    parity = document["parity"]
+    assert document["schema_version"] == 1 and document["device"]["name"] == "emulator"
+    assert parity["total"] >= 500 and parity["passed"] == parity["total"]
+    assert f"parity: {parity['total']} tests, {parity['total']} passed, 0 failed, 0 skipped" in out
+    names = run("--emulate", "--build", BUILD / "gpu-emulated", "--list")[0].splitlines()
+    assert len([name for name in names if not name.startswith("built ")]) == parity["total"]
+
+
+def test_every_family_is_launched_as_it_would_be_timed(emulated):
+    out, document = emulated
+    assert document["not_timed"] == [] and document["copy_gb_per_s"] is None
+    for model, heads, group in (("Llama-2-7B", 2, 1), ("Llama-3-8B", 1, 4)):
+        rows = [row for row in document["times"] if row["model"] == model]
+        families = {}
+        for row in rows:
+            assert (row["kv_heads"], row["group"], row["head_dim"], row["tokens"]) == (heads, group, 128, 192)
+            assert row["bytes"] > 0 and row["ms"] is None and row["ratio_to_fp16"] is None
+            families.setdefault(row["kernel"], set()).add(row["family"])
+        assert families["fp16"] == READERS
+        for bits in (3, 4):
+            assert families[f"KVQuant-like {bits} bits, as deployed"] == {"key_scores", "value_mix"}
+            assert families[f"KVQuant-like {bits} bits, as timed"] == {"key_scores"}
+        for name in ("q2_d128", "q4_d128", "q3_dense_d128"):
+            assert families[name] == READERS
+        assert families["q3_d128"] == READERS | OTHERS
+        assert families["linear_q3_d128"] == READERS - {"attention"} | OTHERS
+        # 16 bits against 3 and the sparse part
+        size = {row["kernel"]: row["bytes"] for row in rows if row["family"] == "attention"}
+        assert 4 < size["fp16"] / size["q3_d128"] < size["fp16"] / size["q3_dense_d128"] < 16 / 3
+    assert "Llama-3-8B, 1 KV heads x 4 queries, head_dim 128, 192 tokens" in out
+
+
+def test_without_a_device_all_tests_are_skipped(emulated, tmp_path):
+    path = tmp_path / "none.json"
+    out, _ = run("--build", BUILD / "gpu", "--arch", "sm_80", "--json", path)
+    document = json.loads(path.read_text())
+    if document["parity"] is None:
+        pytest.skip(f"SKIPPED: {document['reason']} ('make nvcc' gets one)")
+    total = emulated[1]["parity"]["total"]
+    assert document["device"] is None and document["reason"] in out
+    assert document["parity"] == {"total": total, "passed": 0, "failed": 0, "skipped": total, "failures": []}
+    assert document["times"] == []
+    assert f"parity: {total} tests, 0 passed, 0 failed, {total} skipped" in out
+
+
+def test_a_broken_kernel_is_named(tmp_path):
+    """A copy of what the script needs, in which copy_pages takes the target's lists to lie as the source's do."""
+    for folder in ("formats/core", "formats/codec", "formats/layout", "kernels", "tests/gpu"):
+        shutil.copytree(SOURCE / folder, tmp_path / folder)
+    (tmp_path / "tests/kernels").mkdir()
+    for name in ("cases.h", "mma_cases.h"):
+        shutil.copy(SOURCE / "tests/kernels" / name, tmp_path / "tests/kernels" / name)
+    broken = tmp_path / "kernels/device/copy_pages.cuh"
+    text = broken.read_text()
+    assert text.count("i * target_list") == 1, "mutate copy_pages.cuh otherwise"
+    broken.write_text(text.replace("i * target_list", "i * source_list"))
+    path = tmp_path / "out.json"
+    out, _ = run("--emulate", "--only", "q3_d64", "--build", tmp_path / "build", "--json", path, code=1,
+                 script=tmp_path / "tests/gpu/run.sh")
+    document = json.loads(path.read_text())
+    assert document["parity"]["failed"] >= 1
+    assert document["parity"]["passed"] + document["parity"]["failed"] == document["parity"]["total"]
+    assert re.search(r"FAILED q3_d64, \d+ heads.*: copy_pages of keys: bytes of the pages, element \d+: \d+; wanted \d+",
+                     out)
+    assert "times: not taken of kernels that fail" in out and document["times"] == []
+
+
+def test_options():
+    assert "usage: tests/gpu/run.sh" in run("--help")[0]
+    assert "--fast: an unknown option" in run("--fast", code=2)[1]
+    assert "--json: wants a value" in run("--json", code=2)[1]
+    words = ("--emulate", "--build", BUILD / "gpu-emulated")
+    assert '--only: no case has "baseline_xyz" in its name' in run(*words, "--only", "baseline_xyz", code=2)[1]
+    assert "--tokens: 100; wanted multiples of 64" in run(*words, "--tokens", "100", code=2)[1]
+
+
+def test_without_nvcc(tmp_path):
+    out, _ = run("--json", tmp_path / "out.json", KVCC_NVCC="/nowhere/nvcc")
+    assert "KVCC_NVCC is /nowhere/nvcc, which is no program: nothing was built, all tests are skipped" in out
+    assert json.loads((tmp_path / "out.json").read_text())["parity"] is None
