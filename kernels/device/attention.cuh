@@ -33,6 +33,7 @@ struct AttentionShared {
     MergedSums<D, G> merged;  ///< after the last use of the tables
   };
   WarpTotals<G> totals;
+  Work work;
   OutlierSums<Values::kSparse ? D : 16, Plan::kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
 };
 
@@ -68,19 +69,14 @@ struct Attention {
 
   static KVCC_DEVICE void run(const Params& p, Shared& shared) {
     const Block block = block_index();
-    const int32_t group_tiles = (p.group + G - 1) / G;
-    const int32_t head = static_cast<int32_t>(block.y) / group_tiles;
-    const int32_t group_first = static_cast<int32_t>(block.y) % group_tiles * G;
-    if (!serves<Key>(p.key.layer, head) || !serves<Value>(p.value.layer, head)) return;
-    const Context context = context_of(p.key, p.key.lengths[block.z], p.window);
-    const Part part = part_of(context, static_cast<int32_t>(block.x), p.splits);
-    const int64_t row = (static_cast<int64_t>(block.z) * p.key.heads + head) * p.group + group_first;
-    const int queries = smaller(p.group - group_first, G);
+    const Work work = work_of(p.key, block, p.group, G, p.splits, p.window);
+    if (!serves<Key>(p.key.layer, work.head) || !serves<Value>(p.value.layer, work.head)) return;
     const Lane at = this_lane();
-
-    fill_key_tables<Keys, Key>(shared.tables.keys, p.key, p.rope, head, p.query, row, queries, G,
+    if (thread_index() == 0) shared.work = work;
+    fill_key_tables<Keys, Key>(shared.tables.keys, p.key, p.rope, work.head, p.query,
+                               work.row(block.z, p.key.heads, p.group), work.queries, G,
                                multiply(p.multiplier, kLog2E));
-    shared.tables.values.levels.fill(Value::levels(p.value.layer, head), thread_index());
+    shared.tables.values.levels.fill(Value::levels(p.value.layer, work.head), thread_index());
     if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
     sync_block();
 
@@ -97,19 +93,24 @@ struct Attention {
     if constexpr (Key::kRope == Rope::none) {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, 0, at);
     }
-    const int member = Plan::member(at.warp);
-    KVCC_ROLLED
-    for (int32_t i = part.page + member; i < part.page_end; i += Plan::kWarps) {
-      add_page(p, shared, context, block.z, head, i, warp, at);
+    warp.key_word = first_word<Key>(p.key, work.head);
+    warp.value_word = first_word<Value>(p.value, work.head);
+    int32_t i = work.part.page + Plan::member(at.warp), next_key = 0, next_value = 0;
+    if (i < work.part.page_end) {
+      next_key = page_number(p.key, block.z, i);
+      next_value = page_number(p.value, block.z, i);
     }
-    settle<Value, Values>(warp.mix, p.value, head, at);
-    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
     KVCC_ROLLED
-    for (int32_t i = part.tile + member; i < part.tile_end; i += Plan::kWarps) {
-      add_exact(p, shared, context, block.z, head, exact_block(context, i), warp, at);
+    for (; i < work.part.page_end; i += Plan::kWarps) {
+      uint8_t* const key_page = page_at(p.key, next_key);
+      uint8_t* const value_page = page_at(p.value, next_value);
+      if (i + Plan::kWarps < work.part.page_end) {
+        next_key = page_number(p.key, block.z, i + Plan::kWarps);
+        next_value = page_number(p.value, block.z, i + Plan::kWarps);
+      }
+      add_page(p, shared, visible_slots(work.context, i), work.head, i, key_page, value_page, warp, at);
     }
-    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, at);
-    store(p, shared, block, static_cast<int64_t>(head) * p.group + group_first, queries);
+    finish(p, shared, warp);
   }
 
  private:
@@ -121,33 +122,32 @@ struct Attention {
     float back[kTiles][2];
     float weight_exponent = kWeightExponent;
     int first_tile;
+    uint32_t key_word, value_word;  ///< of the head's tiles in a page
   };
 
   /// Page i of the sequence.
-  static KVCC_DEVICE void add_page(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
-                                   int32_t head, int32_t i, Warp& warp, const Lane& at) {
-    uint8_t* const key_page = page(p.key, sequence, i);
-    uint8_t* const value_page = page(p.value, sequence, i);
-    const uint32_t* const key_tile = mma_tile<Key>(p.key, key_page, head);
-    const uint32_t* const value_tile = mma_tile<Value>(p.value, value_page, head);
-    const Slots slots = visible_slots(context, i);
+  static KVCC_DEVICE void add_page(const Params& p, Shared& shared, const Slots& slots, int32_t head, int32_t i,
+                                   uint8_t* key_page, uint8_t* value_page, Warp& warp, const Lane& at) {
+    const uint32_t* const key_tile = tile_at(key_page, warp.key_word);
+    const uint32_t* const value_tile = tile_at(value_page, warp.value_word);
     const int32_t block = i + p.key.sink / KVCC_ROPE_BLOCK;
     MmaCodes<Key> key_codes;
-    MmaCodes<Value> value_codes;
     key_codes.load(key_tile, 0, at.lane);
-    uint32_t key_range[8] = {}, value_range[8] = {};
+    uint32_t key_range[8] = {};
     if constexpr (Key::kAxis == Axis::token) load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
     if constexpr (Key::kRope != Rope::none) {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
     }
-    value_codes.load(value_tile, 0, at.lane);  // in flight while keys are decoded
-    if constexpr (Value::kAxis == Axis::token) load_ranges<Value>(p.value, value_page, slots, at.row, value_range);
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
       score_outliers<Key>(score, shared.outliers[at.warp].weight, p.key, key_page, key_tile, head, block,
                           warp.first_tile, shared.tables.keys, p.rope, at);
     }
     score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
+    MmaCodes<Value> value_codes;  // in flight during the softmax; earlier, they would take the keys' registers
+    value_codes.load(value_tile, 0, at.lane);
+    uint32_t value_range[8] = {};
+    if constexpr (Value::kAxis == Axis::token) load_ranges<Value>(p.value, value_page, slots, at.row, value_range);
     if (!slots.all()) [[unlikely]] {
       KVCC_UNROLL
       for (int m = 0; m < kMmaSteps; ++m) {
@@ -169,9 +169,26 @@ struct Attention {
     mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
   }
 
+  /// What comes after the pages. Nothing that it can find again is held in registers over the loop before.
+  static KVCC_DEVICE void finish(const Params& p, Shared& shared, Warp& warp) {
+    const Block block = block_index();
+    const Lane at = this_lane();
+    const Part& part = shared.work.part;
+    settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
+    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
+    KVCC_ROLLED
+    for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
+      add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
+    }
+    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, at);
+    store(p, shared, block);
+  }
+
   /// Block of 64 positions of which some are exact.
-  static KVCC_DEVICE void add_exact(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
-                                    int32_t head, int32_t block, Warp& warp, const Lane& at) {
+  static KVCC_DEVICE void add_exact(const Params& p, Shared& shared, uint32_t sequence, int32_t block, Warp& warp,
+                                    const Lane& at) {
+    const Context& context = shared.work.context;
+    const int32_t head = shared.work.head;
     if constexpr (Key::kRope != Rope::none) {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
     }
@@ -249,10 +266,11 @@ struct Attention {
     }
   }
 
-  static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block, int64_t first_row,
-                                int queries) {
+  static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block) {
+    const Work& work = shared.work;
+    const int64_t first_row = work.row(0, p.key.heads, p.group);
     const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group;  // of one sequence
-    for (int i = static_cast<int>(thread_index()); i < queries * D; i += kThreads) {
+    for (int i = static_cast<int>(thread_index()); i < work.queries * D; i += kThreads) {
       const int query = i / D, channel = i % D;
       const MergedTotal total = merged_total<Plan>(shared.totals, query);
       const float sum = shared.merged.sum[query * shared.merged.kStride + channel];

@@ -121,6 +121,43 @@ KVCC_HD inline const uint16_t* exact_values(const KvccCache& c, const Context& a
   return c.exact + (row * c.heads + head) * Config::kHeadDim;
 }
 
+/// Number in the pool of page i of a sequence. Warps look it up a round ahead: the page's address waits for it.
+KVCC_DEVICE int32_t page_number(const KvccCache& c, uint32_t sequence, int32_t i) {
+  const int64_t slot = static_cast<int64_t>(sequence) * c.max_pages + i;
+  return c.page_table != nullptr ? c.page_table[slot] : static_cast<int32_t>(slot);
+}
+KVCC_DEVICE uint8_t* page_at(const KvccCache& c, int32_t number) { return c.pages + number * c.page_bytes; }
+template <class Config>
+KVCC_DEVICE uint32_t first_word(const KvccCache& c, int32_t head) {
+  return c.head_words != nullptr ? c.head_words[head] : mma::head_first_word(head, Config::kHeadDim, Config::kBits);
+}
+KVCC_DEVICE const uint32_t* tile_at(uint8_t* page, uint32_t word) {
+  return reinterpret_cast<const uint32_t*>(page) + word;
+}
+
+/// What a block does. Kept in shared memory as well, for what comes after the loop over pages: held in registers all
+/// the while, it would not leave enough of them to the loop.
+struct Work {
+  Context context;
+  Part part;
+  int32_t head, group_first, queries;  ///< queries [group_first, group_first + queries) of the head's group
+  KVCC_HD int64_t row(uint32_t sequence, int32_t heads, int32_t group) const {
+    return (static_cast<int64_t>(sequence) * heads + head) * group + group_first;
+  }
+};
+/// block: (split, head x group tile, sequence).
+KVCC_HD inline Work work_of(const KvccCache& c, const Block& block, int32_t group, int32_t group_tile, int32_t splits,
+                            int32_t window) {
+  const int32_t group_tiles = (group + group_tile - 1) / group_tile;
+  Work work;
+  work.head = static_cast<int32_t>(block.y) / group_tiles;
+  work.group_first = static_cast<int32_t>(block.y) % group_tiles * group_tile;
+  work.queries = smaller(group - work.group_first, group_tile);
+  work.context = context_of(c, c.lengths[block.z], window);
+  work.part = part_of(work.context, static_cast<int32_t>(block.x), splits);
+  return work;
+}
+
 /// Which slots of page i are visible: [begin, end).
 struct Slots {
   int32_t begin, end;

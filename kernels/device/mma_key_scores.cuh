@@ -18,6 +18,7 @@ struct KeyScoresShared {
   using Plan = WarpPlan<Config::kHeadDim, G>;
   using Keys = KeyTables<Config, G, kTable, kRelative>;
   Keys keys;
+  Work work;
   alignas(16) float outliers[Keys::kSparse ? kMmaWarps : 1][Keys::kSparse ? Plan::kTiles * 64 * 8 : 4];
 };
 
@@ -39,20 +40,17 @@ struct MmaKeyScores {
 
   static KVCC_DEVICE void run(const Params& p, Shared& shared) {
     const Block block = block_index();
-    const int32_t group_tiles = (p.group + G - 1) / G;
-    const int32_t head = static_cast<int32_t>(block.y) / group_tiles;
-    const int32_t group_first = static_cast<int32_t>(block.y) % group_tiles * G;
-    if (!serves<Config>(p.cache.layer, head)) return;
-    const Context context = context_of(p.cache, p.cache.lengths[block.z], p.window);
-    const Part part = part_of(context, static_cast<int32_t>(block.x), p.splits);
-    if (part.page >= part.page_end && part.tile >= part.tile_end) return;
+    const Work work = work_of(p.cache, block, p.group, G, p.splits, p.window);
+    if (!serves<Config>(p.cache.layer, work.head)) return;
+    if (work.part.page >= work.part.page_end && work.part.tile >= work.part.tile_end) return;
     const Lane at = this_lane();
     Warp warp;
-    warp.row = (static_cast<int64_t>(block.z) * p.cache.heads + head) * p.group + group_first;
-    warp.queries = smaller(p.group - group_first, G);
+    warp.row = work.row(block.z, p.cache.heads, p.group);
+    warp.queries = work.queries;
     warp.first_tile = Plan::set(at.warp) * kTiles;
-
-    fill_key_tables<Keys, Config>(shared.keys, p.cache, p.rope, head, p.query, warp.row, warp.queries, G, p.multiplier);
+    if (thread_index() == 0) shared.work = work;
+    fill_key_tables<Keys, Config>(shared.keys, p.cache, p.rope, work.head, p.query, warp.row, warp.queries, G,
+                                  p.multiplier);
     sync_block();
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) {
@@ -64,14 +62,18 @@ struct MmaKeyScores {
     if constexpr (Config::kRope == Rope::none) {
       turn_queries<Config>(warp.query, shared.keys, p.rope, warp.first_tile, 0, at);
     }
-    const int member = Plan::member(at.warp);
+    warp.word = first_word<Config>(p.cache, work.head);
+    int32_t i = work.part.page + Plan::member(at.warp), next = 0;
+    if (i < work.part.page_end) next = page_number(p.cache, block.z, i);
     KVCC_ROLLED
-    for (int32_t i = part.page + member; i < part.page_end; i += Plan::kWarps) {
-      score_one_page(p, shared, context, block.z, head, i, warp, at);
+    for (; i < work.part.page_end; i += Plan::kWarps) {
+      uint8_t* const page = page_at(p.cache, next);
+      if (i + Plan::kWarps < work.part.page_end) next = page_number(p.cache, block.z, i + Plan::kWarps);
+      score_one_page(p, shared, visible_slots(work.context, i), work.head, i, page, warp, at);
     }
     KVCC_ROLLED
-    for (int32_t i = part.tile + member; i < part.tile_end; i += Plan::kWarps) {
-      score_one_exact(p, shared, context, block.z, head, exact_block(context, i), warp, at);
+    for (int32_t i = shared.work.part.tile + Plan::member(at.warp); i < shared.work.part.tile_end; i += Plan::kWarps) {
+      score_one_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
     }
   }
 
@@ -81,24 +83,24 @@ struct MmaKeyScores {
     float back[kTiles][2];
     int64_t row;  ///< of the group tile's first query
     int queries, first_tile;
+    uint32_t word;  ///< of the head's tile in a page
   };
 
-  static KVCC_DEVICE void score_one_page(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
-                                         int32_t head, int32_t i, Warp& warp, const Lane& at) {
-    uint8_t* const base = page(p.cache, sequence, i);
-    const uint32_t* const tile = mma_tile<Config>(p.cache, base, head);
-    const Slots slots = visible_slots(context, i);
+  /// Page i of the sequence.
+  static KVCC_DEVICE void score_one_page(const Params& p, Shared& shared, const Slots& slots, int32_t head, int32_t i,
+                                         uint8_t* page, Warp& warp, const Lane& at) {
+    const uint32_t* const tile = tile_at(page, warp.word);
     const int32_t block = i + p.cache.sink / KVCC_ROPE_BLOCK;
     MmaCodes<Config> codes;
     codes.load(tile, 0, at.lane);
     uint32_t range[8] = {};
-    if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, base, slots, at.row, range);
+    if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, page, slots, at.row, range);
     if constexpr (Config::kRope != Rope::none) {
       turn_queries<Config>(warp.query, shared.keys, p.rope, warp.first_tile, block, at);
     }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
-      score_outliers<Config>(score, shared.outliers[at.warp], p.cache, base, tile, head, block, warp.first_tile,
+      score_outliers<Config>(score, shared.outliers[at.warp], p.cache, page, tile, head, block, warp.first_tile,
                              shared.keys, p.rope, at);
     }
     score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);
@@ -113,8 +115,10 @@ struct MmaKeyScores {
     }
   }
 
-  static KVCC_DEVICE void score_one_exact(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
-                                          int32_t head, int32_t block, Warp& warp, const Lane& at) {
+  static KVCC_DEVICE void score_one_exact(const Params& p, Shared& shared, uint32_t sequence, int32_t block, Warp& warp,
+                                          const Lane& at) {
+    const Context& context = shared.work.context;
+    const int32_t head = shared.work.head;
     if constexpr (Config::kRope != Rope::none) {
       turn_queries<Config>(warp.query, shared.keys, p.rope, warp.first_tile, block, at);
     }

@@ -295,6 +295,7 @@ KVCC_DEVICE void score_exact(float (&score)[kTiles][4], const uint16_t* const (&
       for (int i = 0; i < 2; ++i) turn[i] = relative_entry<Config>(rope, r + 8 * i, k, at.column);
     }
     multiply_step<Config>(score, a, turn, k < Tables::kTurned, query.b[k]);
+    if (k % 4 == 3) sync_warp();  // no more loads than those of four steps at a time: they would not fit the registers
   }
 }
 

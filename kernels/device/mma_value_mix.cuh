@@ -31,22 +31,18 @@ struct MmaValueMix {
       MergedSums<D, G> merged;  ///< after the last use of the tables
     };
     WarpTotals<G> totals;
+    Work work;
     OutlierSums<Values::kSparse ? D : 16, kTiles> outliers[Values::kSparse ? kMmaWarps : 1];
   };
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 
   static KVCC_DEVICE void run(const Params& p, Shared& shared) {
     const Block block = block_index();
-    const int32_t group_tiles = (p.group + G - 1) / G;
-    const int32_t head = static_cast<int32_t>(block.y) / group_tiles;
-    const int32_t group_first = static_cast<int32_t>(block.y) % group_tiles * G;
-    if (!serves<Config>(p.cache.layer, head)) return;
-    const Context context = context_of(p.cache, p.cache.lengths[block.z], p.window);
-    const Part part = part_of(context, static_cast<int32_t>(block.x), p.splits);
+    const Work work = work_of(p.cache, block, p.group, G, p.splits, p.window);
+    if (!serves<Config>(p.cache.layer, work.head)) return;
     const Lane at = this_lane();
-    const int64_t row = (static_cast<int64_t>(block.z) * p.cache.heads + head) * p.group + group_first;
-    const int queries = smaller(p.group - group_first, G);
-    shared.values.levels.fill(Config::levels(p.cache.layer, head), thread_index());
+    if (thread_index() == 0) shared.work = work;
+    shared.values.levels.fill(Config::levels(p.cache.layer, work.head), thread_index());
     if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
     sync_block();
 
@@ -57,26 +53,32 @@ struct MmaValueMix {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
         // Columns past the last query repeat it, and are not stored.
-        const int64_t query = row + smaller(first_query + j * kMmaQueries + q, queries - 1);
+        const int64_t query =
+            work.row(block.z, p.cache.heads, p.group) + smaller(first_query + j * kMmaQueries + q, work.queries - 1);
         warp.weights[j][q] = static_cast<const Element*>(p.weights) + query * p.weights_stride;
         warp.limit[j][q] = 0;
         warp.unit[j][q] = 0;
       }
     }
     warp.mix.clear(kNoReference);
-    const int member = Plan::member(at.warp);
+    warp.word = first_word<Config>(p.cache, work.head);
+    int32_t i = work.part.page + Plan::member(at.warp), number = 0;
+    if (i < work.part.page_end) number = page_number(p.cache, block.z, i);
     KVCC_ROLLED
-    for (int32_t i = part.page + member; i < part.page_end; i += Plan::kWarps) {
-      add_page(p, shared, context, block.z, head, i, warp, at);
+    while (i < work.part.page_end) {  // once, and again whenever weights need a new unit: the loop inside stays short
+      Most most;
+      KVCC_ROLLED
+      while (i < work.part.page_end) {
+        const int32_t next = i + Plan::kWarps;
+        const int32_t next_number = next < work.part.page_end ? page_number(p.cache, block.z, next) : 0;
+        uint8_t* const page = page_at(p.cache, number);
+        if (!add_page(p, shared, visible_slots(work.context, i), work.head, i, page, warp, most, at)) break;
+        i = next;
+        number = next_number;
+      }
+      if (i < work.part.page_end) new_units<true>(most, shared, warp, at);
     }
-    settle<Config, Values>(warp.mix, p.cache, head, at);
-    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
-    KVCC_ROLLED
-    for (int32_t i = part.tile + member; i < part.tile_end; i += Plan::kWarps) {
-      add_exact(p, shared, context, block.z, head, exact_block(context, i), warp, at);
-    }
-    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, at);
-    store(p, shared, block, static_cast<int64_t>(head) * p.group + group_first, queries);
+    finish(p, shared, warp);
   }
 
  private:
@@ -88,17 +90,22 @@ struct MmaValueMix {
     float limit[kTiles][2];  ///< a power of two above the weights so far
     float unit[kTiles][2];   ///< 2^-reference
     int32_t weight_exponent = kWeightExponent;
+    uint32_t word;  ///< of the head's tile in a page
+  };
+  /// What a lane found that asks for a new unit.
+  struct Most {
+    float weight[kTiles][2];
+    bool large = false;  ///< a token's scale is
   };
 
-  static KVCC_DEVICE void add_page(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
-                                   int32_t head, int32_t i, Warp& warp, const Lane& at) {
-    uint8_t* const base = page(p.cache, sequence, i);
-    const uint32_t* const tile = mma_tile<Config>(p.cache, base, head);
-    const Slots slots = visible_slots(context, i);
+  /// Page i of the sequence; false, and nothing done, where its weights need a new unit.
+  static KVCC_DEVICE bool add_page(const Params& p, Shared& shared, const Slots& slots, int32_t head, int32_t i,
+                                   uint8_t* page, Warp& warp, Most& most, const Lane& at) {
+    const uint32_t* const tile = tile_at(page, warp.word);
     MmaCodes<Config> codes;
     codes.load(tile, 0, at.lane);
     uint32_t range[8] = {};
-    if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, base, slots, at.row, range);
+    if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, page, slots, at.row, range);
     float weight[kMmaSteps][kTiles][4];
     const int32_t row = static_cast<int32_t>(at.row);
     KVCC_UNROLL
@@ -109,17 +116,35 @@ struct MmaValueMix {
         load_weights(warp, weight[m], half, p.cache.sink + i * KVCC_PAGE_TOKENS + slot, slots.has(slot));
       }
     }
-    bool large = false;
-    if constexpr (Config::kAxis == Axis::token) large = large_scales(range);
-    rescale(weight, large, shared, warp, at);
+    if constexpr (Config::kAxis == Axis::token) most.large = large_scales(range);
+    if (exceeds(weight, warp, most)) return false;
+    scale_weights(weight, warp);
     if constexpr (Values::kSparse) {
-      mix_outliers<Config>(shared.outliers[at.warp], p.cache, base, tile, head, weight, shared.values, at);
+      mix_outliers<Config>(shared.outliers[at.warp], p.cache, page, tile, head, weight, shared.values, at);
     }
     mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
+    return true;
   }
 
-  static KVCC_DEVICE void add_exact(const Params& p, Shared& shared, const Context& context, uint32_t sequence,
-                                    int32_t head, int32_t block, Warp& warp, const Lane& at) {
+  /// What comes after the pages. Nothing that it can find again is held in registers over the loop before.
+  static KVCC_DEVICE void finish(const Params& p, Shared& shared, Warp& warp) {
+    const Block block = block_index();
+    const Lane at = this_lane();
+    const Part& part = shared.work.part;
+    settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
+    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
+    KVCC_ROLLED
+    for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
+      add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
+    }
+    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, at);
+    store(p, shared, block);
+  }
+
+  static KVCC_DEVICE void add_exact(const Params& p, Shared& shared, uint32_t sequence, int32_t block, Warp& warp,
+                                    const Lane& at) {
+    const Context& context = shared.work.context;
+    const int32_t head = shared.work.head;
     KVCC_ROLLED
     for (int32_t r = static_cast<int32_t>(at.row); r < KVCC_ROPE_BLOCK; r += 16) {
       const int32_t first = block * KVCC_ROPE_BLOCK + r;
@@ -131,7 +156,9 @@ struct MmaValueMix {
         load_weights(warp, weight[0], half, first + 8 * half, value[half] != nullptr);
       }
       if (ballot(value[0] != nullptr || value[1] != nullptr) == 0) continue;
-      rescale(weight, false, shared, warp, at);
+      Most most;
+      if (exceeds(weight, warp, most)) new_units<false>(most, shared, warp, at);
+      scale_weights(weight, warp);
       mix_exact(warp.mix, weight[0], value, at);
     }
   }
@@ -147,27 +174,30 @@ struct MmaValueMix {
     }
   }
 
-  /// Weights in the unit of the reference, and what was gathered so far in a new unit, where a weight exceeds it.
+  /// Whether a weight exceeds the limit, or the weights must leave their factor, in any lane.
   template <int kRuns>
-  static KVCC_DEVICE void rescale(float (&weight)[kRuns][kTiles][4], bool large, Shared& shared, Warp& warp,
-                                  const Lane& at) {
-    float most[kTiles][2];
-    bool rises = large && warp.weight_exponent > 0;
+  static KVCC_DEVICE bool exceeds(const float (&weight)[kRuns][kTiles][4], const Warp& warp, Most& most) {
+    bool any = most.large && warp.weight_exponent > 0;
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        most[j][q] = 0;
+        float& greatest = most.weight[j][q];
+        greatest = 0;
         KVCC_UNROLL
         for (int m = 0; m < kRuns; ++m) {
           KVCC_UNROLL
-          for (int half = 0; half < 2; ++half) most[j][q] = maximum(most[j][q], magnitude(weight[m][j][2 * half + q]));
+          for (int half = 0; half < 2; ++half) greatest = maximum(greatest, magnitude(weight[m][j][2 * half + q]));
         }
-        rises = rises || most[j][q] >= warp.limit[j][q];
+        any = any || greatest > warp.limit[j][q];
       }
     }
-    if (ballot(rises) != 0) [[unlikely]]
-      new_units<kRuns>(most, ballot(large) != 0, shared, warp, at);
+    return ballot(any) != 0;
+  }
+
+  /// Weights in the unit of the reference.
+  template <int kRuns>
+  static KVCC_DEVICE void scale_weights(float (&weight)[kRuns][kTiles][4], Warp& warp) {
     KVCC_UNROLL
     for (int m = 0; m < kRuns; ++m) {
       KVCC_UNROLL
@@ -182,37 +212,38 @@ struct MmaValueMix {
     }
   }
 
-  /// The reference is the least power of two above the weights so far, less the weights' exponent.
-  template <int kRuns>
-  static KVCC_DEVICE void new_units(const float (&most)[kTiles][2], bool large, Shared& shared, Warp& warp,
-                                    const Lane& at) {
-    if (large) warp.weight_exponent = 0;
+  /// A new reference, the least power of two above the weights so far, less the weights' exponent, and what was
+  /// gathered so far in its unit.
+  template <bool kPages>
+  static KVCC_DEVICE void new_units(const Most& most, Shared& shared, Warp& warp, const Lane& at) {
+    if (ballot(most.large) != 0) warp.weight_exponent = 0;
     float factor[kTiles][2];
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        float all = maximum(most[j][q], multiply(0.5f, warp.limit[j][q]));
+        float all = maximum(most.weight[j][q], multiply(0.5f, warp.limit[j][q]));
         KVCC_UNROLL
         for (uint32_t lanes = 4; lanes < 32; lanes *= 2) all = maximum(all, shuffle_xor(all, lanes));
-        // all is below 2^above; bounds keep limit and unit normal numbers.
+        // `all` is below 2^above. The bounds keep unit a normal number; infinity is never exceeded.
         int32_t above = static_cast<int32_t>(float_bits(all) >> 23) - 126;
         above = smaller(larger(above, -100), 126);
         const float reference = static_cast<float>(above - warp.weight_exponent);
         factor[j][q] = exp2_approximate(add(warp.mix.reference[j][q], -reference));
         warp.mix.reference[j][q] = reference;
-        warp.limit[j][q] = power_of_two(above);
+        warp.limit[j][q] = above < 126 ? power_of_two(above) : kInfinity;
         warp.unit[j][q] = power_of_two(warp.weight_exponent - above);
       }
     }
     warp.mix.scale(factor);
-    if constexpr (Values::kSparse && kRuns > 1) shared.outliers[at.warp].scale(factor, at);
+    if constexpr (Values::kSparse && kPages) shared.outliers[at.warp].scale(factor, at);
   }
 
-  static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block, int64_t first_row,
-                                int queries) {
+  static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block) {
+    const Work& work = shared.work;
+    const int64_t first_row = work.row(0, p.cache.heads, p.group);
     const int64_t rows = static_cast<int64_t>(p.cache.heads) * p.group;  // of one sequence
-    for (int i = static_cast<int>(thread_index()); i < queries * D; i += kThreads) {
+    for (int i = static_cast<int>(thread_index()); i < work.queries * D; i += kThreads) {
       const int query = i / D, channel = i % D;
       const MergedTotal total = merged_total<Plan>(shared.totals, query);
       const int32_t unit = static_cast<int32_t>(maximum(total.reference, -120.0f));  // in two steps: sums may be small

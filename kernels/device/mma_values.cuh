@@ -138,6 +138,7 @@ KVCC_DEVICE void mix_exact(Mix<D, kTiles>& mix, const float (&weight)[kTiles][4]
     }
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) mma_16816(mix.sum[j][i], a, b[j][0], b[j][1]);
+    if (i % 4 == 3) sync_warp();  // as in score_exact
   }
 }
 
