@@ -1,5 +1,5 @@
-// The members of the launch structs, read from the text of formats/layout/launch.h and mma_launch.h, so that kernels.json can't differ
-// from the header.
+// The members of the launch structs, read from the text of formats/layout/launch.h and mma_launch.h, so that
+// kernels.json can't differ from the header.
 #pragma once
 
 #include <string>

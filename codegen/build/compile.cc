@@ -1,16 +1,11 @@
 #include "codegen/build/compile.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
 #include <filesystem>
-#include <iterator>
-#include <mutex>
 #include <set>
-#include <system_error>
-#include <thread>
 
 #include "codegen/build/arguments.h"
+#include "codegen/build/jobs.h"
 #include "codegen/build/nvcc.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -18,13 +13,6 @@
 
 namespace kvcc::codegen {
 namespace {
-
-/// One run of nvcc.
-struct Job {
-  size_t kernel;
-  std::string arch;
-  Compiled result;
-};
 
 void add_tensor(const TensorConfiguration& t, int tail, nlohmann::ordered_json& json) {
   json["grid"] = to_text(t.grid);
@@ -64,38 +52,6 @@ KernelPages pages_of(PageRule rule) {
           rule.default_capacity};
 }
 
-/// Runs the jobs on `threads` threads. The error of the first failing job in order is thrown, whichever came first.
-void run_jobs(std::vector<Job>& jobs, int threads, const std::function<void(Job&)>& work,
-              const std::function<void()>& progress) {
-  std::atomic<size_t> next{0};
-  std::atomic<bool> stop{false};
-  std::mutex mutex;
-  std::vector<std::exception_ptr> errors(jobs.size());
-  const auto worker = [&] {
-    for (size_t i = next++; i < jobs.size() && !stop; i = next++) {
-      try {
-        check_interrupt();
-        work(jobs[i]);
-      } catch (...) {
-        errors[i] = std::current_exception();
-        stop = true;
-      }
-      const std::lock_guard lock(mutex);
-      if (progress) progress();
-    }
-  };
-  std::vector<std::thread> pool;
-  try {
-    for (int t = 1; t < std::min<int>(threads, static_cast<int>(jobs.size())); ++t) pool.emplace_back(worker);
-  } catch (const std::system_error&) {  // no more threads to be had: fewer do the work
-  }
-  worker();
-  for (std::thread& thread : pool) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-}
-
 /// Files that the folder's earlier manifest lists and the new one does not. Only names inside the folder count.
 std::vector<std::string> stale_files(const std::string& folder, const std::map<std::string, std::string>& files) {
   std::vector<std::string> stale;
@@ -112,37 +68,6 @@ std::vector<std::string> stale_files(const std::string& folder, const std::map<s
     if (inside && !files.contains(name)) stale.push_back(name);
   }
   return stale;
-}
-
-/// Every unit to PTX, and that to a cubin for each architecture. By unit: cubins, then the PTX.
-std::vector<Job> build(const Plan& plan, const std::vector<std::string>& units, const Nvcc& nvcc,
-                       const CompileOptions& options) {
-  std::vector<Job> ptx, cubins, jobs;
-  for (size_t k = 0; k < units.size(); ++k) {
-    ptx.push_back({k, ptx_arch(options.archs), {}});
-    for (const std::string& arch : options.archs) cubins.push_back({k, arch, {}});
-  }
-  run_jobs(
-      ptx, options.threads,
-      [&](Job& job) {
-        job.result = compile_ptx(nvcc, plan.kernels[job.kernel].name, units[job.kernel],
-                                 header_closure({units[job.kernel]}), job.arch, options.cache_folder);
-      },
-      options.progress);
-  run_jobs(
-      cubins, options.threads,
-      [&](Job& job) {
-        const Compiled& from = ptx[job.kernel].result;
-        job.result = assemble(nvcc, plan.kernels[job.kernel].name, from.binary, job.arch, options.cache_folder);
-        job.result.dynamic_shared = from.dynamic_shared;
-      },
-      options.progress);
-  for (size_t k = 0; k < units.size(); ++k) {
-    const size_t each = options.archs.size();
-    std::move(cubins.begin() + k * each, cubins.begin() + (k + 1) * each, std::back_inserter(jobs));
-    jobs.push_back(std::move(ptx[k]));
-  }
-  return jobs;
 }
 
 }  // namespace

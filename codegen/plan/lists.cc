@@ -1,0 +1,214 @@
+// Which configurations exist: kernels/list, read at compile time.
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "codegen/plan/configuration.h"
+#include "formats/core/error.h"
+
+namespace kvcc::codegen {
+namespace {
+
+#define KVCC_BITS(n) list.bits.push_back(n);
+#define KVCC_HEAD_DIM(n) list.head_dims.push_back(n);
+#define KVCC_SCALE(axis, sparse) list.scales.push_back({Axis::axis, Sparse::sparse});
+#define KVCC_ROPE(kind) list.ropes.push_back(RopeKind::kind);
+#define KVCC_DTYPE(name) list.dtypes.push_back(Dtype::name);
+#define KVCC_SHIP(...)
+#define KVCC_SHIP_ATTENTION(...)
+Choices linear_pack_key() {
+  Choices list;
+#include "kernels/list/pack_key.inc"
+  return list;
+}
+Choices linear_pack_value() {
+  Choices list;
+#include "kernels/list/pack_value.inc"
+  return list;
+}
+Choices linear_key_scores() {
+  Choices list;
+#include "kernels/list/key_scores.inc"
+  return list;
+}
+Choices linear_value_mix() {
+  Choices list;
+#include "kernels/list/value_mix.inc"
+  return list;
+}
+Choices linear_dequantise_key() {
+  Choices list;
+#include "kernels/list/dequantise_key.inc"
+  return list;
+}
+Choices linear_dequantise_value() {
+  Choices list;
+#include "kernels/list/dequantise_value.inc"
+  return list;
+}
+Choices mma_pack_key() {
+  Choices list;
+#include "kernels/list/mma_pack_key.inc"
+  return list;
+}
+Choices mma_pack_value() {
+  Choices list;
+#include "kernels/list/mma_pack_value.inc"
+  return list;
+}
+Choices mma_attention() {
+  Choices list;
+#include "kernels/list/attention.inc"
+  return list;
+}
+Choices mma_key_scores() {
+  Choices list;
+#include "kernels/list/mma_key_scores.inc"
+  return list;
+}
+Choices mma_value_mix() {
+  Choices list;
+#include "kernels/list/mma_value_mix.inc"
+  return list;
+}
+Choices mma_dequantise_key() {
+  Choices list;
+#include "kernels/list/mma_dequantise_key.inc"
+  return list;
+}
+Choices mma_dequantise_value() {
+  Choices list;
+#include "kernels/list/mma_dequantise_value.inc"
+  return list;
+}
+#undef KVCC_BITS
+#undef KVCC_HEAD_DIM
+#undef KVCC_SCALE
+#undef KVCC_ROPE
+#undef KVCC_DTYPE
+#undef KVCC_SHIP
+#undef KVCC_SHIP_ATTENTION
+
+/// The rows, as the lists have them.
+Shipped row(Family family, TensorConfiguration tensor, TensorConfiguration value, RopeKind rope, int rotary_dim,
+            int group_tile, Dtype dtype, int registers, int shared_bytes) {
+  Shipped made;
+  static_cast<TensorConfiguration&>(made.configuration) = tensor;
+  made.configuration.family = family;
+  made.configuration.value = value;
+  made.configuration.rope = rope;
+  made.configuration.rotary_dim = rotary_dim;
+  made.configuration.group_tile = group_tile;
+  made.configuration.dtype = dtype;
+  made.configuration.layout = Layout::mma;
+  made.registers = registers;
+  made.shared_bytes = shared_bytes;
+  return made;
+}
+
+std::vector<Shipped> read_shipped() {
+  std::vector<Shipped> rows;
+  Family family = Family::pack_key;
+#define KVCC_BITS(n)
+#define KVCC_HEAD_DIM(n)
+#define KVCC_SCALE(axis, sparse)
+#define KVCC_ROPE(kind)
+#define KVCC_DTYPE(name)
+#define KVCC_SHIP(bits, head_dim, axis, sparse, rope, rotary_dim, group_tile, dtype, registers, shared_bytes)    \
+  rows.push_back(row(family, {Grid::nuq, bits, false, Axis::axis, head_dim, Sparse::sparse}, {}, RopeKind::rope, \
+                     rotary_dim, group_tile, Dtype::dtype, registers, shared_bytes));
+#define KVCC_SHIP_ATTENTION(key_bits, key_axis, key_sparse, value_bits, value_axis, value_sparse, head_dim, rope,      \
+                            rotary_dim, group_tile, dtype, registers, shared_bytes)                                    \
+  rows.push_back(row(family, {Grid::nuq, key_bits, false, Axis::key_axis, head_dim, Sparse::key_sparse},               \
+                     {Grid::nuq, value_bits, false, Axis::value_axis, head_dim, Sparse::value_sparse}, RopeKind::rope, \
+                     rotary_dim, group_tile, Dtype::dtype, registers, shared_bytes));
+#define KVCC_SHIP_COPY(registers)                                                      \
+  rows.push_back(row(family, {}, {}, RopeKind::none, 0, 1, Dtype::f16, registers, 0)); \
+  rows.back().configuration.layout = Layout::any;
+#include "kernels/list/mma_pack_key.inc"
+  family = Family::pack_value;
+#include "kernels/list/mma_pack_value.inc"
+  family = Family::attention;
+#include "kernels/list/attention.inc"
+  family = Family::key_scores;
+#include "kernels/list/mma_key_scores.inc"
+  family = Family::value_mix;
+#include "kernels/list/mma_value_mix.inc"
+  family = Family::dequantise_key;
+#include "kernels/list/mma_dequantise_key.inc"
+  family = Family::dequantise_value;
+#include "kernels/list/mma_dequantise_value.inc"
+  family = Family::copy_pages;
+#include "kernels/list/copy_pages.inc"
+#undef KVCC_BITS
+#undef KVCC_HEAD_DIM
+#undef KVCC_SCALE
+#undef KVCC_ROPE
+#undef KVCC_DTYPE
+#undef KVCC_SHIP
+#undef KVCC_SHIP_ATTENTION
+#undef KVCC_SHIP_COPY
+  return rows;
+}
+
+}  // namespace
+
+const Choices& choices(Layout layout, Family family) {
+  static const std::vector<std::pair<std::pair<Layout, Family>, Choices>> lists = {
+      {{Layout::linear, Family::pack_key}, linear_pack_key()},
+      {{Layout::linear, Family::pack_value}, linear_pack_value()},
+      {{Layout::linear, Family::key_scores}, linear_key_scores()},
+      {{Layout::linear, Family::value_mix}, linear_value_mix()},
+      {{Layout::linear, Family::dequantise_key}, linear_dequantise_key()},
+      {{Layout::linear, Family::dequantise_value}, linear_dequantise_value()},
+      {{Layout::mma, Family::pack_key}, mma_pack_key()},
+      {{Layout::mma, Family::pack_value}, mma_pack_value()},
+      {{Layout::mma, Family::attention}, mma_attention()},
+      {{Layout::mma, Family::key_scores}, mma_key_scores()},
+      {{Layout::mma, Family::value_mix}, mma_value_mix()},
+      {{Layout::mma, Family::dequantise_key}, mma_dequantise_key()},
+      {{Layout::mma, Family::dequantise_value}, mma_dequantise_value()},
+      {{Layout::any, Family::copy_pages}, {}},
+  };
+  for (const auto& [key, list] : lists) {
+    if (key == std::pair{layout, family}) return list;
+  }
+  throw Error(ErrorKind::usage, fmt::format("layout {}", to_text(layout)), fmt::format("no family {}", to_text(family)),
+              "a family of the layout");
+}
+
+const std::vector<Shipped>& shipped() {
+  static const std::vector<Shipped> rows = read_shipped();
+  return rows;
+}
+
+std::vector<Configuration> listed(Family family, const std::vector<int>& group_tiles) {
+  const Choices& list = choices(Layout::linear, family);
+  std::vector<Configuration> all;
+  for (const int bits : list.bits) {
+    for (const int head_dim : list.head_dims) {
+      for (const Scale& scale : list.scales) {
+        for (const RopeKind rope : list.ropes) {
+          for (const Dtype dtype : list.dtypes) {
+            for (const int group : takes_group(family) ? group_tiles : std::vector<int>{1}) {
+              Configuration c;
+              c.family = family;
+              c.bits = bits;
+              c.head_dim = head_dim;
+              c.axis = scale.axis;
+              c.sparse = scale.sparse;
+              c.rope = rope;
+              c.rotary_dim = rope == RopeKind::none ? 0 : head_dim;
+              c.group_tile = group;
+              c.dtype = dtype;
+              all.push_back(c);
+            }
+          }
+        }
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace kvcc::codegen
