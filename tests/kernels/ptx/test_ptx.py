@@ -28,20 +28,20 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_ptx_gives_the_bits_of_its_source(case, nvcc, tmp_path):
     unit, options = CASES[case]
-    source = from_source(unit, tmp_path)
-    libraries = [translated(to_ptx(unit, tmp_path, nvcc, arch)) for arch in ARCHS]
+    source = from_source(unit, tmp_path, BUILD)
+    libraries = [translated(to_ptx(unit, tmp_path, BUILD, nvcc, arch)) for arch in ARCHS]
     for order in ("sequential", "random"):
-        outputs = ptx_run(BUILD, source, unit.symbol, libraries, unit, f"order={order}", *options)
+        outputs = ptx_run(BUILD, source, libraries, unit, f"order={order}", *options)
         size = sum(size for size, _ in outputs.values())
-        assert sum(written for _, written in outputs.values()) > size // 8  # what was compared is results
+        assert sum(written for _, written in outputs.values()) > size // 32  # what was compared is results
 
 
 def test_a_translation_that_differs_is_seen(nvcc, tmp_path):
     """The comparison itself: the multiplications of the PTX made additions."""
     unit, options = CASES["linear-1 key_scores"]
-    ptx = to_ptx(unit, tmp_path, nvcc, "compute_80")
+    ptx = to_ptx(unit, tmp_path, BUILD, nvcc, "compute_80")
     text = ptx.read_text()
     assert "mul.rn.f32" in text
     ptx.write_text(text.replace("mul.rn.f32", "add.rn.f32"))
     with pytest.raises(AssertionError, match="scores differs from the source's at byte"):
-        ptx_run(BUILD, from_source(unit, tmp_path), unit.symbol, [translated(ptx)], unit, *options)
+        ptx_run(BUILD, from_source(unit, tmp_path, BUILD), [translated(ptx)], unit, *options)

@@ -74,8 +74,8 @@ def dense_lines(ptx_text, symbol):
 def trace(unit, folder, build, nvcc, *options, tokens=512, heads=2, arch="compute_80"):
     """One sequence of whole tiles, everything packed, one part."""
     folder = Path(folder)
-    ptx = to_ptx(unit, folder, nvcc, arch)
-    counts = folder / f"{unit.symbol}.json"
-    outputs = ptx_run(build, from_source(unit, folder), unit.symbol, [translated(ptx, trace=True)], unit, f"lengths={tokens}", f"heads={heads}",
+    ptx = to_ptx(unit, folder, build, nvcc, arch)
+    counts = folder / f"{unit.name}.json"
+    outputs = ptx_run(build, from_source(unit, folder, build), [translated(ptx, trace=True)], unit, f"lengths={tokens}", f"heads={heads}",
                       f"trace={counts}", *options)
     return Trace(json.loads(counts.read_text()), dense_lines(ptx.read_text(), unit.symbol), outputs, tokens * heads * unit.dim)
