@@ -87,8 +87,8 @@ def test_a_broken_kernel_is_named(tmp_path):
         shutil.copy(SOURCE / "tests/kernels" / name, tmp_path / "tests/kernels" / name)
     broken = tmp_path / "kernels/device/copy_pages.cuh"
     text = broken.read_text()
-    assert text.count("i * target_list") == 1, "mutate copy_pages.cuh otherwise"
-    broken.write_text(text.replace("i * target_list", "i * source_list"))
+    assert text.count("run * runs.target_stride") == 1, "mutate copy_pages.cuh otherwise"
+    broken.write_text(text.replace("run * runs.target_stride", "run * runs.source_stride"))
     path = tmp_path / "out.json"
     out, _ = run("--emulate", "--only", "q3_d64", "--build", tmp_path / "build", "--json", path, code=1,
                  script=tmp_path / "tests/gpu/run.sh")
