@@ -1,0 +1,69 @@
+"""Rewrites the bars of the shipped rows (kernels/list, layout mma-1) with what they need now on any architecture: registers in steps of
+8, as multiprocessors hand them out, and shared memory. For whoever changes the kernels; what it changes shows in git.
+
+    python3 tests/codegen/measure_bars.py BUILD [CACHE]"""
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+LISTS = {"mma_pack_key": "pack_key", "mma_pack_value": "pack_value", "attention": "attention", "mma_key_scores": "key_scores",
+         "mma_value_mix": "value_mix", "mma_dequantise_key": "dequantise_key", "mma_dequantise_value": "dequantise_value"}
+
+
+def measure(build, cache):
+    """Name of each row to (registers, bytes of shared memory) of its entries on all architectures, the most of each."""
+    most = {}
+    for arch in ARCHS:
+        command = [str(build / "tests/bin/compile_proof"), str(cache), arch, "1", "@shipped"]
+        for line in subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines():
+            name, _, registers, _, shared = line.split()
+            before = most.get(name, (0, 0))
+            most[name] = (max(before[0], int(registers)), max(before[1], int(shared)))
+    return most
+
+
+def tensor(bits, axis, head_dim, sparse):
+    return f"nuq{bits}_{axis}_d{head_dim}_{sparse}"
+
+
+def name_of(family, row):
+    """The grammar of codegen/plan/configuration.h."""
+    turned = "norope" if row["rope"] == "none" else row["rope"] + row["rotary_dim"]
+    if family == "attention":
+        keys = tensor(row["key_bits"], row["key_axis"], row["head_dim"], row["key_sparse"])
+        values = tensor(row["value_bits"], row["value_axis"], row["head_dim"], row["value_sparse"])
+        return f"attention_{keys}_{turned}_v_{values}_g{row['group_tile']}_{row['dtype']}__mma1"
+    text = f"{family}_" + tensor(row["bits"], row["axis"], row["head_dim"], row["sparse"])
+    if family == "key_scores":
+        text += "_" + turned
+    if family in ("key_scores", "value_mix"):
+        text += f"_g{row['group_tile']}"
+    return text + f"_{row['dtype']}__mma1"
+
+
+MEMBERS = {"KVCC_SHIP": "bits head_dim axis sparse rope rotary_dim group_tile dtype registers shared_bytes".split(),
+           "KVCC_SHIP_ATTENTION": ("key_bits key_axis key_sparse value_bits value_axis value_sparse head_dim rope rotary_dim group_tile "
+                                   "dtype registers shared_bytes").split()}
+
+
+def main():
+    build = Path(sys.argv[1])
+    folder = Path(__file__).resolve().parents[2] / "kernels/list"
+    most = measure(build, sys.argv[2] if len(sys.argv) > 2 else tempfile.mkdtemp())
+    most = {name: ((registers + 7) // 8 * 8 if registers <= 248 else 255, shared) for name, (registers, shared) in most.items()}
+    for stem, family in LISTS.items():
+        def rewrite(match):
+            row = dict(zip(MEMBERS[match[1]], (part.strip() for part in match[2].split(","))))
+            row["registers"], row["shared_bytes"] = map(str, most.pop(name_of(family, row)))
+            return f"{match[1]}({', '.join(row.values())})"
+        path = folder / f"{stem}.inc"
+        path.write_text(re.sub(r"(KVCC_SHIP(?:_ATTENTION)?)\((\d[^)]*)\)", rewrite, path.read_text()))
+    path = folder / "copy_pages.inc"
+    path.write_text(re.sub(r"(KVCC_SHIP_COPY)\(\d+\)", rf"\1({most.pop('copy_pages__any')[0]})", path.read_text()))
+    assert not most, f"rows that no list has: {sorted(most)}"
+
+
+main()
