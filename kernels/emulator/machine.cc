@@ -26,6 +26,12 @@ struct Abandoned {};
 /// Kept between launches: mapping stacks costs more than a small launch.
 thread_local std::unique_ptr<Stacks> kept_stacks;
 
+#if defined(KVCC_EMULATOR_TSAN)
+/// TSan's threads, which are slow to make, kept for the next launch. Inside a launch none is used twice: the second
+/// CUDA thread would be taken for the first one going on.
+thread_local std::vector<void*> sanitizer_threads;
+#endif
+
 bool same(const Place& a, const Place& b) {
   return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
@@ -97,9 +103,6 @@ Machine::Machine(Entry entry, const void* params, KvccGrid grid, int threads, si
 
 Machine::~Machine() {
   const Quiet quiet;
-#if defined(KVCC_EMULATOR_TSAN)
-  for (void* thread : sanitizer_threads_) __tsan_destroy_fiber(thread);
-#endif
   std::free(shared_);
   machine = nullptr;
 }
@@ -138,6 +141,7 @@ void Machine::run() {
 void begin_thread(void*) {
   Fiber::entered();
   Machine& m = *machine;
+  order_acquire(m.block_begin_.get());
   try {
     if (m.abandoning_) throw Abandoned{};
     m.entry_(m.params_);
@@ -170,11 +174,14 @@ void Machine::start_thread(uint32_t i) {
   t.observed.clear();
   t.fiber.start(stacks_->bottom(i), i, &begin_thread, nullptr);
 #if defined(KVCC_EMULATOR_TSAN)
-  t.fiber.sanitizer = __tsan_create_fiber(0);
+  if (sanitizer_threads_ == sanitizer_threads.size()) {
+    const Quiet quiet;
+    sanitizer_threads.push_back(__tsan_create_fiber(0));
+  }
+  t.fiber.sanitizer = sanitizer_threads[sanitizer_threads_++];
   const std::string name = "block (" + std::to_string(block_->x) + ", " + std::to_string(block_->y) + ", " +
                            std::to_string(block_->z) + ") thread " + std::to_string(i);
   __tsan_set_fiber_name(t.fiber.sanitizer, name.c_str());
-  sanitizer_threads_.push_back(t.fiber.sanitizer);  // kept: an id used again would be taken for the same thread
 #endif
 }
 
@@ -201,6 +208,7 @@ void Machine::prepare_block() {
     shared_ = static_cast<char*>(memory);  // of exactly this size, so that ASan sees what lies beyond
   }
   std::memset(shared_, 0xff, shared_bytes_);
+  block_begin_ = std::make_unique<char[]>(8);
   block_barrier_ = std::make_unique<char[]>(16);
 
   live_ = threads_count_;
@@ -218,6 +226,7 @@ void Machine::prepare_block() {
 void Machine::run_block() {
   prepare_block();
   for (uint32_t i = 0; i < threads_count_; ++i) start_thread(i);
+  order_release(block_begin_.get());
   if (Thread* const first = next()) {
     self_ = first;
     main_.switch_to(first->fiber);  // comes back when no thread can run, or one has failed

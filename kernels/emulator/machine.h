@@ -149,9 +149,9 @@ class Machine {
   Fiber main_;
   Thread* self_ = nullptr;
   std::unique_ptr<Stacks> stacks_;
-  // ThreadSanitizer: its threads, and addresses that stand for orderings
-  std::vector<void*> sanitizer_threads_;
-  std::unique_ptr<char[]> block_barrier_, launch_end_;
+  // ThreadSanitizer: addresses that stand for orderings
+  size_t sanitizer_threads_ = 0;  ///< of this launch so far
+  std::unique_ptr<char[]> block_begin_, block_barrier_, launch_end_;
   std::unordered_map<void*, std::unique_ptr<char>> releases_;
 };
 

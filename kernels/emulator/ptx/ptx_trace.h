@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "kernels/emulator/ptx/ptx_runtime.h"
@@ -65,7 +66,8 @@ struct State {
   std::vector<Table> tables;
   std::vector<std::string> names;
   std::vector<Region> regions;
-  std::map<std::array<uint64_t, 3>, Warp> warps;  ///< (table, block, warp)
+  std::map<int, std::unordered_set<uintptr_t>> touched;  ///< region to its sectors that were asked for, each once
+  std::map<std::array<uint64_t, 3>, Warp> warps;         ///< (table, block, warp)
 };
 inline State& state() {
   static State s;
@@ -108,7 +110,9 @@ inline void count_global(Instruction& i, const Request& r) {
   for (const uintptr_t byte : bytes) {
     if (sectors.empty() || sectors.back() != byte / 32) sectors.push_back(byte / 32);
     for (const Region& region : state().regions) {
-      if (byte - reinterpret_cast<uintptr_t>(region.begin) < region.bytes) ++inside[region.name];
+      if (byte - reinterpret_cast<uintptr_t>(region.begin) >= region.bytes) continue;
+      ++inside[region.name];
+      state().touched[region.name].insert(byte / 32);
     }
   }
   i.sectors += sectors.size();
@@ -234,6 +238,9 @@ inline void write(const char* path) {
     std::fputs("]", out);
     next_entry = ",\n";
   }
+  std::map<int, uint64_t> touched;
+  for (const auto& [region, sectors] : state().touched) touched[region] = sectors.size();
+  write_counts(out, "touched", touched);
   std::fputs("}\n", out);
   std::fclose(out);
 }

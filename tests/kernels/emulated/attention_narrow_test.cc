@@ -6,7 +6,7 @@ namespace kvcc::test {
 namespace {
 
 TEST(EmulatedAttention, MixedWidths) {
-  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, 2, Outliers::few, 2};
+  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, kSmall ? 1 : 2, Outliers::few, 2};
   const auto config = []<int b>() {
     return AttentionConfig<
         MmaConfig<Tensor::key, b, 64, Axis::channel, Sparse::csr, Rope::half, 32, 8, Dtype::f16, true>,

@@ -24,8 +24,11 @@ struct Shape {
 inline std::vector<Shape> edge_shapes(const std::vector<int>& groups) {
   const int some = groups.front(), most = groups.back();
   if (kSmall) {
-    return {{"one of everything", {20, 3}, 1, 2, 16, some, 2},
-            {"full lists", {70}, 0, 0, 0, some, 2, Outliers::full, 1}};
+    // Few blocks, as each of their threads is one of ThreadSanitizer's; five tiles, so that a warp takes a second one.
+    // Splits are merged where the group is small.
+    return {{"one of everything", {20, 3}, 1, 2, 16, some > 8 ? 9 : 2, some > 8 ? 1 : 2, Outliers::few, 1},
+            {"two heads", {9}, 1, 0, 0, some > 8 ? 9 : 1, 1, Outliers::few, 2},
+            {"full lists, second tile of a warp", {5 * 64 + 17}, 0, 0, 0, some > 8 ? 9 : 3, 1, Outliers::full, 1}};
   }
   return {
       {"no token", {0}, 1, 4, 0, some, 2},
@@ -44,6 +47,19 @@ inline std::vector<Shape> edge_shapes(const std::vector<int>& groups) {
       {"more splits than tiles", {150}, 1, 3, 0, some, 7},
       {"one head, many tiles", {5 * 64 + 17}, 0, 0, 0, most, 1, Outliers::few, 1},
   };
+}
+
+/// The same for families to which windows, groups and splits mean nothing.
+inline std::vector<Shape> edge_shapes_of_rows(Axis axis) {
+  if (kSmall) {  // a block a token on the token axis
+    return {{"one of everything", {20, 3}, 1, 2},
+            {"full lists", {axis == Axis::token ? 30 : 70}, 0, 0, 0, 1, 1, Outliers::full, 1}};
+  }
+  std::vector<Shape> shapes = edge_shapes({1});
+  std::erase_if(shapes, [](const Shape& shape) {
+    return std::string(shape.name).starts_with("window") || std::string(shape.name) == "more splits than tiles";
+  });
+  return shapes;
 }
 
 template <class C>

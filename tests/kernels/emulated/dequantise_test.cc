@@ -46,17 +46,11 @@ void check_dequantise(const Shape& shape, std::mt19937& random) {
   ASSERT_NO_FATAL_FAILURE(check_range<C>(shape, packed, ragged, longest / 2 + 1));
 }
 
-std::vector<Shape> dequantise_shapes() {
-  std::vector<Shape> shapes;
-  for (const Shape& shape : edge_shapes({1})) {
-    const std::string name = shape.name;
-    if (!name.starts_with("window") && name != "more splits than tiles") shapes.push_back(shape);
+#define KVCC_ROW(name, ...)                                          \
+  TEST(KVCC_SUITE, name) {                                           \
+    using C = __VA_ARGS__;                                           \
+    over_shapes(edge_shapes_of_rows(C::kAxis), check_dequantise<C>); \
   }
-  return shapes;
-}
-
-#define KVCC_ROW(name, ...) \
-  TEST(KVCC_SUITE, name) { over_shapes(dequantise_shapes(), check_dequantise<__VA_ARGS__>); }
 #define KVCC_SUITE EmulatedDequantiseKey
 #define KVCC_TENSOR key
 #include "kernels/list/mma_dequantise_key.inc"

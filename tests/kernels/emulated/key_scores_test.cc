@@ -90,7 +90,7 @@ void check_scores(const Shape& shape, std::mt19937& random) {
 
 // Heads of two widths: one unit each, which leave the other's heads alone and together give all scores.
 TEST(EmulatedKeyScores, MixedWidths) {
-  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, 2, Outliers::few, kSmall ? 2 : 4};
+  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, kSmall ? 1 : 2, Outliers::few, kSmall ? 2 : 4};
   const std::vector<uint8_t> bits = kSmall ? std::vector<uint8_t>{3, 2} : std::vector<uint8_t>{3, 2, 2, 3};
   const auto config = []<int b>() {
     return MmaConfig<Tensor::key, b, 64, Axis::channel, Sparse::csr, Rope::half, 32, 8, Dtype::f16, true>();

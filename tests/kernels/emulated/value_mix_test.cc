@@ -100,7 +100,7 @@ void check_mix(const Shape& shape, std::mt19937& random) {
 #include "kernels/list/mma_value_mix.inc"
 
 TEST(EmulatedValueMix, MixedWidths) {
-  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, 2, Outliers::few, kSmall ? 2 : 4};
+  const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, kSmall ? 1 : 2, Outliers::few, kSmall ? 2 : 4};
   const std::vector<uint8_t> bits = kSmall ? std::vector<uint8_t>{3, 2} : std::vector<uint8_t>{3, 2, 2, 3};
   using Two = MmaConfig<Tensor::value, 2, 64, Axis::token, Sparse::tail, Rope::none, 0, 8, Dtype::f16, true>;
   using Three = MmaConfig<Tensor::value, 3, 64, Axis::token, Sparse::tail, Rope::none, 0, 8, Dtype::f16, true>;
