@@ -142,7 +142,7 @@ std::string check_kvquant(Launcher& launcher, int bits, int D, int heads, int gr
   const KvquantKernels kernels = kvquant_kernels(bits, D);
   std::mt19937 random(static_cast<uint32_t>(bits * 1000 + D));
   std::uniform_real_distribution<float> uniform(-1, 1);
-  const bool keys = family != "value_mix", fast = family == "key_scores as timed";
+  const bool keys = family != "value_mix", fast = family == "key_scores as benchmarked";
   const int count = 1 << bits, rows = heads * group;
   std::vector<uint32_t> codes(static_cast<size_t>(heads) * (D / 32) * bits * tokens);
   for (uint32_t& word : codes) word = random();
@@ -231,7 +231,7 @@ std::vector<Checks> baseline_checks() {
     for (const int bits : {3, 4}) {
       Checks kvquant{
           "baseline KVQuant-like, " + std::to_string(bits) + " bits, head_dim " + std::to_string(D), {}, [] {}};
-      for (const char* family : {"key_scores as deployed", "key_scores as timed", "value_mix"}) {
+      for (const char* family : {"key_scores as deployed", "key_scores as benchmarked", "value_mix"}) {
         kvquant.checks.push_back({family, [bits, D, family](Launcher& launcher) {
                                     return check_kvquant(launcher, bits, D, 2, D == 64 ? 3 : 1, 300, family);
                                   }});

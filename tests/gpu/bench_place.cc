@@ -166,7 +166,7 @@ void Place::time_kvquant(int bits) {
   };
   time("key_scores", name + ", as deployed", dense + sparse + row, kernels.key_scores, kernels.key_outliers);
   expect_results(scores_, name);
-  time("key_scores", name + ", as timed", dense + sparse + row, kernels.fast_key_scores, kernels.key_outliers);
+  time("key_scores", name + ", as benchmarked", dense + sparse + row, kernels.fast_key_scores, kernels.key_outliers);
   expect_results(scores_, name);
   p.out = out_.data();
   time("value_mix", name + ", as deployed", dense + sparse + row, kernels.value_mix, kernels.value_outliers);

@@ -25,6 +25,11 @@ a source does not compile; 2 wrong options.
 TEXT
 }
 
+refuse() {
+  echo "$1 (tests/gpu/run.sh --help)" >&2
+  exit 2
+}
+
 build="" arch="" jobs=$(nproc 2>/dev/null || echo 2) emulate=0 only="" json="" pass=()
 while [ $# -gt 0 ]; do
   case $1 in
@@ -32,16 +37,22 @@ while [ $# -gt 0 ]; do
     --quick | --list) pass+=("$1"); shift; continue ;;
     --emulate) emulate=1; shift; continue ;;
     --json | --only | --tokens | --seconds | --build | --arch | --jobs) ;;
-    *) echo "$1: an unknown option (tests/gpu/run.sh --help)" >&2; exit 2 ;;
+    *) refuse "$1: an unknown option" ;;
   esac
-  [ $# -ge 2 ] || { echo "$1: wants a value (tests/gpu/run.sh --help)" >&2; exit 2; }
+  [ $# -ge 2 ] || refuse "$1: wants a value"
   case $1 in
     --build) build=$2 ;;
     --arch) arch=$2 ;;
-    --jobs) jobs=$2 ;;
+    --jobs) [[ $2 =~ ^[1-9][0-9]*$ ]] || refuse "$1: $2; wanted a number"; jobs=$2 ;;
     --only) only=$2; pass+=("$1" "$2") ;;
     --json) json=$2; pass+=("$1" "$2") ;;
-    *) pass+=("$1" "$2") ;;
+    --seconds) [[ $2 =~ ^[1-9][0-9]*$ ]] || refuse "$1: $2; wanted a number of seconds"; pass+=("$1" "$2") ;;
+    --tokens)
+      for n in ${2//,/ }; do
+        [[ $n =~ ^[1-9][0-9]{0,6}$ ]] && [ $((n % 64)) = 0 ] || refuse "$1: $n; wanted multiples of 64"
+      done
+      pass+=("$1" "$2")
+      ;;
   esac
   shift 2
 done
@@ -97,7 +108,7 @@ if [ ${#matching[@]} -gt 0 ]; then
 elif [[ $only != baseline* ]]; then
   device+=("${units[@]}")
 fi
-host=(tests/gpu/{main,parity,baseline_parity,case,device_tensor,sets,bench,bench_place,bench_sets,report}.cc
+host=(tests/gpu/{main,parity,parity_packs,parity_readers,baseline_parity,case,device_tensor,sets,bench,bench_place,bench_sets,report}.cc
   formats/core/error.cc formats/codec/{checks,levels,reference,round_trip,tails}.cc kernels/reference/*.cc)
 common="-std=c++20 -I."
 if [ $emulate = 1 ]; then
@@ -126,6 +137,6 @@ else
   # The toolkit's wheels keep libraries where nvcc itself does not look.
   "$nvcc" -arch="$arch" -ccbin "$cxx" -L"$(dirname "$(readlink -f "$nvcc")")/../lib" -o "$build/kvcc-gpu-test" "${objects[@]}"
 fi
-echo "built ${#objects[@]} sources for $([ $emulate = 1 ] && echo the emulator || echo "$arch") in $((SECONDS - began)) s"
+echo "built ${#objects[@]} sources for $([ $emulate = 1 ] && echo the emulator || echo "$arch") in $((SECONDS - began)) s" >&2
 cd "$json_from"
 "$build/kvcc-gpu-test" ${pass[@]+"${pass[@]}"}

@@ -1,5 +1,6 @@
 #include "tests/gpu/baseline/baseline.h"
 #include "tests/gpu/baseline/fp16.cuh"
+#include "tests/gpu/baseline/fp16_attention.cuh"
 
 namespace kvcc::gpu {
 namespace {

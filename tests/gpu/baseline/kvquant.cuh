@@ -3,7 +3,7 @@
 //           tokens; 4-byte loads; sine and cosine of every (token, pair) for every head; sums to memory by float
 //           atomics. `fast` false: table [level][channel] (lanes of a warp meet in a bank), accurate sine and cosine,
 //           as deployed. `fast` true: one codebook of all channels, a table column a thread, approximate sine and
-//           cosine, as timed.
+//           cosine, as benchmarked.
 //   values  thread = token; products pass through a 32 KiB transpose in shared memory; float atomics.
 //   outliers a launch of their own: fp32 value and 32-bit column, ten a thread, an atomic each.
 // Scores and sums are added to what is there: the caller clears them. Float atomics make the order of sums vary, so
