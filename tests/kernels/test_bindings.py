@@ -1,6 +1,6 @@
 """torch.ops.kvcc.*: loading, refusals, shapes without data, and every operator run on a driver that emulates kernels."""
+import ctypes
 import json
-import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support import BUILD, KVCC, SOURCE
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 LIBRARY = BUILD / "lib" / "libkvcc_torch.so"
 SCHEME = ("k=nuq3@prerope/channel,v=nuq3@token,sparse=1%,sink=1,residual=32,codebook=head,weight=fs2,"
@@ -34,35 +35,42 @@ def compiler(*arguments):
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """What kvcc compile writes for a made-up artifact, its images units of the emulator; a driver that runs them."""
-    work = tmp_path_factory.mktemp("bindings")
-    subprocess.run([BUILD / "tests/bin/write_codebook", work / "made.kvcb", SCHEME, *map(str, (L, H, G, D, D))],
-                   check=True, capture_output=True)
-    kernels = work / "kernels"
-    subprocess.run([KVCC, "compile", work / "made.kvcb", "-o", kernels, "--emit-only"], check=True, capture_output=True)
-    driver = work / "libcuda.so.1"
-    compiler("-O1", "-DFAKE_EMULATES", SOURCE / "tests/kernels/fake/libcuda.cc", "-o", driver, "-Wl,--whole-archive",
+def driver(tmp_path_factory):
+    """A CUDA driver that runs kernels in the emulator."""
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    compiler("-O1", "-DFAKE_EMULATES", SOURCE / "tests/kernels/fake/libcuda.cc", "-o", path, "-Wl,--whole-archive",
              BUILD / "lib/libkvcc_kernels_emulator.a", "-Wl,--no-whole-archive", "-ldl")
+    return path
+
+
+def compile_artifact(work, driver):
+    """What kvcc compile writes for a made-up artifact, its images units of the emulator; and the artifact."""
+    artifact, kernels = work / "made.kvcb", work / "kernels"
+    subprocess.run([BUILD / "tests/bin/write_codebook", artifact, SCHEME, *map(str, (L, H, G, D, D))],
+                   check=True, capture_output=True)
+    subprocess.run([KVCC, "compile", artifact, "-o", kernels, "--emit-only"], check=True, capture_output=True)
     manifest = json.loads((kernels / "kernels.json").read_text())
-    sources = {entry["source"] for entry in manifest["kernels"]}
 
     def build(source):
         image = work / (source + ".so")
         compiler("-O1", "-DKVCC_EMULATE", f"-I{kernels}", "-x", "c++", kernels / source, "-x", "none", driver, "-o", image)
         (kernels / source.replace(".cu", ".sm_86.cubin")).write_text(str(image))
-        return source, image
+        return source, ctypes.CDLL(str(image))
 
     with ThreadPoolExecutor(2) as pool:
-        images = dict(pool.map(build, sorted(sources)))
-    import ctypes
+        units = dict(pool.map(build, sorted({entry["source"] for entry in manifest["kernels"]})))
     for entry in manifest["kernels"]:
         entry["arch"] = "sm_86"
         entry["cubin"] = entry["source"].replace(".cu", ".sm_86.cubin")
-        unit = ctypes.CDLL(str(images[entry["source"]]))
-        entry["launch"]["dynamic_shared_bytes"] = ctypes.c_uint32.in_dll(unit, entry["symbol"] + "_shared_bytes").value
+        shared = ctypes.c_uint32.in_dll(units[entry["source"]], entry["symbol"] + "_shared_bytes")
+        entry["launch"]["dynamic_shared_bytes"] = shared.value
     (kernels / "kernels.json").write_text(json.dumps(manifest))
-    return kernels, driver, work / "made.kvcb"
+    return kernels, driver, artifact
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, driver):
+    return compile_artifact(tmp_path_factory.mktemp("bindings"), driver)
 
 
 @pytest.fixture
@@ -232,6 +240,28 @@ def test_copy_pages(ops, made, emulated):
     assert not target[1:3].any()
 
 
+def test_heads_of_several_widths(ops, made, emulated, tmp_path):
+    """Where kernels.json says so, the first words of the heads go along."""
+    manifest = json.loads((Path(emulated) / "kernels.json").read_text())
+    for entry in manifest["kernels"]:
+        entry["spec"]["mixed"] = True
+    for words in (None, [[0, 2 * D * 3]] * L):
+        if words:
+            manifest["pages"]["key"]["head_words"] = words
+        kernels = tmp_path / str(words is None)
+        kernels.mkdir()
+        for entry in manifest["kernels"]:
+            (kernels / entry["cubin"]).write_bytes((Path(emulated) / entry["cubin"]).read_bytes())
+        (kernels / "kernels.json").write_text(json.dumps(manifest))
+        call = lambda: ops.dequantise(str(kernels), "key", LAYER, made.pages["key"], made.lengths, torch.zeros_like(made.lengths),
+                                      600, 600, page_table=made.table, **made.arguments("key"))
+        if words:
+            assert np.array_equal(call().double().numpy(), made.decoded["key"])
+        else:
+            with pytest.raises(RuntimeError, match="cache.head_words: null; wanted a device address"):
+                call()
+
+
 def test_without_a_page_table(ops, made, emulated):
     """Page i of sequence s is then s * N + i."""
     straight = page_pool(made.table.numel(), made.pages["value"].shape[1])
@@ -324,31 +354,30 @@ def test_tensors_of_the_cpu(ops, made, folder, monkeypatch):
         attention(ops, made, str(folder[0]))
 
 
-def test_shapes_without_data(ops, made, emulated):
-    monkey = {name: value for name, value in os.environ.items() if name == "KVCC_CUDA_DRIVER"}
-    os.environ["KVCC_CUDA_DRIVER"] = "/nowhere/libcuda.so.1"  # shapes need no driver
-    try:
-        meta = lambda t: t.to("meta")
-        out = ops.attention(emulated, LAYER, meta(queries()), meta(made.pages["key"]), meta(made.pages["value"]),
-                            meta(made.lengths), 600, 0.125, [meta(t) for t in rope(ops)])
-        assert out.is_meta and out.dtype == torch.float32 and out.shape == (2, H * G, D)
-        out = ops.key_scores(emulated, LAYER, meta(queries()), meta(made.pages["key"]), meta(made.lengths), 601, 0.125, [])
-        assert out.is_meta and out.shape == (2, H * G, 601)
-        out = ops.value_mix(emulated, LAYER, meta(torch.zeros(2, H * G, 600)), meta(made.pages["value"]), meta(made.lengths))
-        assert out.is_meta and out.shape == (2, H * G, D)
-        out = ops.dequantise(emulated, "value", LAYER, meta(made.pages["value"]), meta(made.lengths), meta(made.lengths), 9, 600)
-        assert out.is_meta and out.shape == (2, 9, H, D)
-    finally:
-        os.environ.update(monkey)
+def test_shapes_without_data(ops, made, emulated, monkeypatch):
+    monkeypatch.setenv("KVCC_CUDA_DRIVER", "/nowhere/libcuda.so.1")  # shapes need no driver
+    meta = lambda t: t.to("meta")
+    out = ops.attention(emulated, LAYER, meta(queries()), meta(made.pages["key"]), meta(made.pages["value"]),
+                        meta(made.lengths), 600, 0.125, [meta(t) for t in rope(ops)])
+    assert out.is_meta and out.dtype == torch.float32 and out.shape == (2, H * G, D)
+    out = ops.key_scores(emulated, LAYER, meta(queries()), meta(made.pages["key"]), meta(made.lengths), 601, 0.125, [])
+    assert out.is_meta and out.shape == (2, H * G, 601)
+    out = ops.value_mix(emulated, LAYER, meta(torch.zeros(2, H * G, 600)), meta(made.pages["value"]), meta(made.lengths))
+    assert out.is_meta and out.shape == (2, H * G, D)
+    out = ops.dequantise(emulated, "value", LAYER, meta(made.pages["value"]), meta(made.lengths), meta(made.lengths), 9, 600)
+    assert out.is_meta and out.shape == (2, 9, H, D)
 
 
 def test_fake_tensors(ops, made, emulated):
-    """torch's own check of the operators under its fake tensors, which torch.compile uses."""
+    """torch.compile's fake tensors get the shapes and types that the operators give."""
     weights = torch.rand(len(LENGTHS), H * G, max(LENGTHS)).half()
-    static = made.arguments("key", "key_") | made.arguments("value", "value_") | {"page_table": made.table}
-    for op, arguments, more in (
-            (ops.value_mix, (weights, made.pages["value"], made.lengths), made.arguments("value")),
-            (ops.key_scores, (queries(), made.pages["key"], made.lengths, 600, 0.125, rope(ops)), made.arguments("key")),
-            (ops.attention, (queries(), made.pages["key"], made.pages["value"], made.lengths, 600, 0.125, rope(ops)), static)):
-        torch.library.opcheck(op.default, (emulated, LAYER, *arguments), {"page_table": made.table, **more},
-                              test_utils="test_faketensor")
+    for op, tensors, rest in ((ops.value_mix, (weights, made.pages["value"], made.lengths), ()),
+                              (ops.key_scores, (queries(), made.pages["key"], made.lengths), (600, 0.125, rope(ops))),
+                              (ops.dequantise, (made.pages["key"], made.lengths, torch.zeros_like(made.lengths)), (70, 600))):
+        name = ("key",) if op is ops.dequantise else ()
+        more = {"page_table": made.table, **made.arguments("value" if op is ops.value_mix else "key")}
+        real = op(emulated, *name, LAYER, *tensors, *rest, **more)
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            fake = op(emulated, *name, LAYER, *map(mode.from_tensor, tensors), *rest, **more)
+        assert type(fake) is FakeTensor and fake.device == real.device
+        assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
