@@ -47,7 +47,7 @@ tests: $(BUILD)/build.ninja
 	@cmake --build $(BUILD) -j $(JOBS)
 
 $(BUILD)/build.ninja: CMakeLists.txt tests/CMakeLists.txt | deps
-	cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKVCC_PYTHON=$(abspath $(PY)) $(CMAKE_FLAGS)
+	cmake -S . -B $(BUILD) -G Ninja -DCMAKE_BUILD_TYPE=Release -DKVCC_PYTHON=$(abspath $(PY)) -DKVCC_BINDINGS=ON $(CMAKE_FLAGS)
 
 deps: apt venv  ## Debian packages and the venv with libtorch
 
