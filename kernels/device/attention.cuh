@@ -34,6 +34,7 @@ struct AttentionShared {
   };
   WarpTotals<G> totals;
   Work work;
+  alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
   OutlierSums<Values::kSparse ? D : 16, Plan::kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
 };
 
@@ -64,7 +65,7 @@ struct Attention {
   using Plan = typename Shared::Plan;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Shared::D, G = Shared::G, kTiles = Plan::kTiles;
-  static constexpr int kMinBlocks = D * kTiles <= 128 ? 3 : 2;
+  static constexpr int kMinBlocks = kTiles == 1 && D <= 128 ? 3 : 2;
   static_assert(Value::kHeadDim == D && Key::kTensor == mma::Tensor::key && Value::kTensor == mma::Tensor::value);
 
   static KVCC_DEVICE void run(const Params& p, Shared& shared) {
@@ -73,6 +74,10 @@ struct Attention {
     if (!serves<Key>(p.key.layer, work.head) || !serves<Value>(p.value.layer, work.head)) return;
     const Lane at = this_lane();
     if (thread_index() == 0) shared.work = work;
+    if (thread_index() < 4u) {
+      shared.key_word[thread_index()] = first_word<Key>(p.key, work.head);
+      shared.value_word[thread_index()] = first_word<Value>(p.value, work.head);
+    }
     fill_key_tables<Keys, Key>(shared.tables.keys, p.key, p.rope, work.head, p.query,
                                work.row(block.z, p.key.heads, p.group), work.queries, G,
                                multiply(p.multiplier, kLog2E));
@@ -83,18 +88,9 @@ struct Attention {
     Warp warp;
     warp.first_tile = Plan::set(at.warp) * kTiles;
     warp.mix.clear(kNoReference);
-    KVCC_UNROLL
-    for (int j = 0; j < kTiles; ++j) {
-      KVCC_UNROLL
-      for (int q = 0; q < 2; ++q) {
-        warp.back[j][q] = shared.tables.keys.back[(warp.first_tile + j) * kMmaQueries + 2 * at.column + q];
-      }
-    }
     if constexpr (Key::kRope == Rope::none) {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, 0, at);
     }
-    warp.key_word = first_word<Key>(p.key, work.head);
-    warp.value_word = first_word<Value>(p.value, work.head);
     int32_t i = work.part.page + Plan::member(at.warp), next_key = 0, next_value = 0;
     if (i < work.part.page_end) {
       next_key = page_number(p.key, block.z, i);
@@ -119,29 +115,28 @@ struct Attention {
   struct Warp {
     Mix<D, kTiles> mix;
     QueryFragments<Keys::kSteps, kTiles> query;
-    float back[kTiles][2];
     float weight_exponent = kWeightExponent;
     int first_tile;
-    uint32_t key_word, value_word;  ///< of the head's tiles in a page
   };
 
   /// Page i of the sequence.
   static KVCC_DEVICE void add_page(const Params& p, Shared& shared, const Slots& slots, int32_t head, int32_t i,
-                                   uint8_t* key_page, uint8_t* value_page, Warp& warp, const Lane& at) {
-    const uint32_t* const key_tile = tile_at(key_page, warp.key_word);
-    const uint32_t* const value_tile = tile_at(value_page, warp.value_word);
+                                   uint8_t* key_page, uint8_t* value_page, Warp& warp, const Lane& lane) {
+    const Lane at = kTiles > 1 ? fresh_lane() : lane;
+    const uint32_t* const key_tile = tile_at(key_page, shared.key_word[at.column]);
+    const uint32_t* const value_tile = tile_at(value_page, shared.value_word[at.column]);
     const int32_t block = i + p.key.sink / KVCC_ROPE_BLOCK;
     MmaCodes<Key> key_codes;
     key_codes.load(key_tile, 0, at.lane);
     uint32_t key_range[8] = {};
     if constexpr (Key::kAxis == Axis::token) load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
-    if constexpr (Key::kRope != Rope::none) {
-      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
-    }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
       score_outliers<Key>(score, shared.outliers[at.warp].weight, p.key, key_page, key_tile, head, block,
-                          warp.first_tile, shared.tables.keys, p.rope, at);
+                          warp.first_tile, shared.tables.keys, p.rope);
+    }
+    if constexpr (Key::kRope != Rope::none) {
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
     }
     score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
     MmaCodes<Value> value_codes;  // in flight during the softmax; earlier, they would take the keys' registers
@@ -163,8 +158,7 @@ struct Attention {
     if constexpr (Value::kAxis == Axis::token) large = large_scales(value_range);
     soften(score, large, shared, warp, at);
     if constexpr (Values::kSparse) {
-      mix_outliers<Value>(shared.outliers[at.warp], p.value, value_page, value_tile, head, score, shared.tables.values,
-                          at);
+      mix_outliers<Value>(shared.outliers[at.warp], p.value, value_page, value_tile, head, score, shared.tables.values);
     }
     mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
   }
@@ -225,19 +219,20 @@ struct Attention {
         warp.weight_exponent = 0;
       }
     }
-    float factor[kTiles][2];
+    float factor[kTiles][2], back[kTiles][2];
     bool rises = false;
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
+        back[j][q] = shared.tables.keys.back[(warp.first_tile + j) * kMmaQueries + 2 * at.column + q];
         float most = maximum(score[0][j][q], score[0][j][q + 2]);
         KVCC_UNROLL
         for (int m = 1; m < kRuns; ++m) most = maximum(most, maximum(score[m][j][q], score[m][j][q + 2]));
         KVCC_UNROLL
         for (uint32_t lanes = 4; lanes < 32; lanes *= 2) most = maximum(most, shuffle_xor(most, lanes));
         const float old = warp.mix.reference[j][q];
-        const float next = maximum(add(old, raised), fused_multiply_add(most, warp.back[j][q], -warp.weight_exponent));
+        const float next = maximum(add(old, raised), fused_multiply_add(most, back[j][q], -warp.weight_exponent));
         rises = rises || next > old;
         factor[j][q] = add(old, -next);
         warp.mix.reference[j][q] = next;
@@ -259,7 +254,7 @@ struct Attention {
         KVCC_UNROLL
         for (int e = 0; e < 4; ++e) {
           float& s = score[m][j][e];
-          s = exp2_approximate(fused_multiply_add(s, warp.back[j][e % 2], -warp.mix.reference[j][e % 2]));
+          s = exp2_approximate(fused_multiply_add(s, back[j][e % 2], -warp.mix.reference[j][e % 2]));
           warp.mix.total[j][e % 2] = add(warp.mix.total[j][e % 2], s);
         }
       }

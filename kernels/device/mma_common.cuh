@@ -26,6 +26,13 @@ KVCC_DEVICE Lane this_lane() {
   return {shuffle(thread / 32u, 0), thread % 32u, thread % 32u / 4u, thread % 4u};
 }
 
+/// The same, from shuffles: what follows from it is computed here and not, long before, held in registers that a loop
+/// needs.
+KVCC_DEVICE Lane fresh_lane() {
+  const uint32_t thread = thread_index(), lane = shuffle(thread % 32u, thread % 32u);
+  return {shuffle(thread / 32u, 0), lane, lane / 4u, lane % 4u};
+}
+
 KVCC_HD inline float maximum(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return fmaxf(a, b);

@@ -13,7 +13,8 @@ namespace kvcc::device {
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sums, const KvccCache& c, uint8_t* page,
                                 const uint32_t* tile, int32_t head, int32_t block, int first_tile, const Tables& s,
-                                const KvccRope& rope, const Lane& at) {
+                                const KvccRope& rope) {
+  const Lane at = fresh_lane();
   constexpr int D = Tables::D, kHalfR = Config::kRotaryDim / 2;
   const Records records = records_of<Config>(c, page, head, at.row);
   const uint32_t lane_at = s.levels.lane_offset(at.lane);

@@ -35,7 +35,7 @@ struct MmaKeyScores {
   using Plan = typename Shared::Plan;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile, kTiles = Plan::kTiles;
-  static constexpr int kMinBlocks = D * kTiles <= 128 ? 4 : 3;
+  static constexpr int kMinBlocks = D * kTiles <= 128 ? 4 : kTiles == 1 && D <= 192 ? 3 : 2;
   static_assert(Config::kTensor == mma::Tensor::key);
 
   static KVCC_DEVICE void run(const Params& p, Shared& shared) {
@@ -101,7 +101,7 @@ struct MmaKeyScores {
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
       score_outliers<Config>(score, shared.outliers[at.warp], p.cache, page, tile, head, block, warp.first_tile,
-                             shared.keys, p.rope, at);
+                             shared.keys, p.rope);
     }
     score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);
     const int32_t first = p.cache.sink + i * KVCC_PAGE_TOKENS + static_cast<int32_t>(at.row);

@@ -42,21 +42,31 @@ struct KeyTables {
   }
 };
 
-/// Cosine and sine of a step's two octets at position r < 128, for the channels of a column. Half-split pairs: cosines
-/// of two pairs, then sines. Interleaved: cosine and sine of the first octet's pair, then of the second's.
+/// The relative tables at one position r < 128, at the channels of a column.
 template <class Config>
-KVCC_DEVICE Words<2> relative_entry(const KvccRope& rope, int32_t r, int step, uint32_t column) {
-  const uint16_t* cosine = rope.relative_cosine + r * (Config::kRotaryDim / 2);
-  const uint16_t* sine = rope.relative_sine + r * (Config::kRotaryDim / 2);
-  if constexpr (Config::kRope == Rope::half) {
-    const uint32_t i = step * 8 + 2 * column;
-    return {{*reinterpret_cast<const uint32_t*>(cosine + i), *reinterpret_cast<const uint32_t*>(sine + i)}};
-  } else {
-    const uint32_t i = step * 8 + column;
-    return {
-        {cosine[i] | static_cast<uint32_t>(sine[i]) << 16, cosine[i + 4] | static_cast<uint32_t>(sine[i + 4]) << 16}};
+struct RelativeRow {
+  static constexpr int kHalfR = Config::kRotaryDim / 2, kWide = Config::kRope == Rope::half ? 2 : 1;
+  const uint16_t *cosine, *sine;
+
+  KVCC_DEVICE RelativeRow(const KvccRope& rope, int32_t r, uint32_t column) : cosine(nullptr), sine(nullptr) {
+    if constexpr (Config::kRope != Rope::none) {
+      cosine = rope.relative_cosine + (r * kHalfR + kWide * static_cast<int32_t>(column));
+      sine = rope.relative_sine + (r * kHalfR + kWide * static_cast<int32_t>(column));
+    }
   }
-}
+
+  /// Cosine and sine of a step's two octets, `further` positions on. Half-split pairs: cosines of two pairs, then
+  /// sines. Interleaved: cosine and sine of the first octet's pair, then of the second's.
+  KVCC_DEVICE Words<2> entry(int further, int step) const {
+    const int i = further * kHalfR + step * 8;
+    if constexpr (Config::kRope == Rope::half) {
+      return {{*reinterpret_cast<const uint32_t*>(cosine + i), *reinterpret_cast<const uint32_t*>(sine + i)}};
+    } else {
+      return {
+          {cosine[i] | static_cast<uint32_t>(sine[i]) << 16, cosine[i + 4] | static_cast<uint32_t>(sine[i + 4]) << 16}};
+    }
+  }
+};
 
 /// Powers of two that bring a query row into the range of fp16: bf16 queries may be of any size.
 KVCC_DEVICE int32_t query_exponent(float greatest) {
@@ -109,7 +119,7 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
     const int32_t first = c.sink % KVCC_ROPE_BLOCK;
     for (int i = static_cast<int>(thread); i < KVCC_ROPE_BLOCK * Tables::kTurned * 4; i += KVCC_THREADS) {
       const int slot = i / (Tables::kTurned * 4), step = i / 4 % Tables::kTurned, column = i % 4;
-      const Words<2> entry = relative_entry<Config>(rope, first + slot, step, static_cast<uint32_t>(column));
+      const Words<2> entry = RelativeRow<Config>(rope, first + slot, static_cast<uint32_t>(column)).entry(0, step);
       uint32_t* to = s.relative + slot * Tables::kRowWords + (step * 4 + column) * 2;
       if constexpr (Tables::kTwo)
         to = s.relative + slot * Tables::kRowWords + (step / 2 * 4 + column) * 4 + step % 2 * 2;
@@ -213,7 +223,9 @@ KVCC_DEVICE void score_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Confi
   constexpr bool kRelative = sizeof(s.relative) > 16;
   constexpr int kTogether = Tables::kTwo && Tables::kTurned > 0 ? 2 : 1;  // steps that share a load of turns
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
-  const int32_t first = sink % KVCC_ROPE_BLOCK;
+  // From a shuffle: the compiler would otherwise compute addresses of all rows once, and spill them.
+  const uint32_t first = shuffle(static_cast<uint32_t>(sink) % KVCC_ROPE_BLOCK + at.row, at.lane);
+  const RelativeRow<Config> relative(rope, static_cast<int32_t>(first), at.column);
   KVCC_UNROLL
   for (int part = 0; part < Codes::kParts; ++part) {
     if (part > 0) codes.load(tile, part, at.lane);
@@ -239,7 +251,7 @@ KVCC_DEVICE void score_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Confi
             if constexpr (!kRelative) {
               KVCC_UNROLL
               for (int k = 0; k < kTogether; ++k) {
-                turn[k][i] = relative_entry<Config>(rope, first + slot, k0 + k, at.column);
+                turn[k][i] = relative.entry(16 * m + 8 * i, k0 + k);
               }
             } else if constexpr (kTogether == 2) {
               const auto both = *reinterpret_cast<const Words<4>*>(s.relative + slot * Tables::kRowWords +
@@ -281,6 +293,7 @@ template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void score_exact(float (&score)[kTiles][4], const uint16_t* const (&key)[2], int32_t r,
                              const QueryFragments<Tables::kSteps, kTiles>& query, const KvccRope& rope,
                              const Lane& at) {
+  const RelativeRow<Config> relative(rope, r, at.column);
   KVCC_UNROLL
   for (int k = 0; k < Tables::kSteps; ++k) {
     uint32_t a[4];
@@ -292,7 +305,7 @@ KVCC_DEVICE void score_exact(float (&score)[kTiles][4], const uint16_t* const (&
     }
     if (k < Tables::kTurned) {
       KVCC_UNROLL
-      for (int i = 0; i < 2; ++i) turn[i] = relative_entry<Config>(rope, r + 8 * i, k, at.column);
+      for (int i = 0; i < 2; ++i) turn[i] = relative.entry(8 * i, k);
     }
     multiply_step<Config>(score, a, turn, k < Tables::kTurned, query.b[k]);
     if (k % 4 == 3) sync_warp();  // no more loads than those of four steps at a time: they would not fit the registers

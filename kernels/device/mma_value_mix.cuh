@@ -22,7 +22,7 @@ struct MmaValueMix {
   using Plan = WarpPlan<D, G>;
   using Values = ValueTables<Config, fastest_table(Config::kBits)>;
   static constexpr int kTiles = Plan::kTiles;
-  static constexpr int kMinBlocks = D * kTiles <= 128 ? 4 : D * kTiles <= 192 ? 3 : 2;
+  static constexpr int kMinBlocks = D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
   static_assert(Config::kTensor == mma::Tensor::value);
 
   struct Shared {
@@ -120,7 +120,7 @@ struct MmaValueMix {
     if (exceeds(weight, warp, most)) return false;
     scale_weights(weight, warp);
     if constexpr (Values::kSparse) {
-      mix_outliers<Config>(shared.outliers[at.warp], p.cache, page, tile, head, weight, shared.values, at);
+      mix_outliers<Config>(shared.outliers[at.warp], p.cache, page, tile, head, weight, shared.values);
     }
     mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
     return true;

@@ -44,7 +44,8 @@ struct OutlierSums {
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void mix_outliers(OutlierSums<Config::kHeadDim, kTiles>& sums, const KvccCache& c, uint8_t* page,
                               const uint32_t* tile, int32_t head, const float (&weight)[kMmaSteps][kTiles][4],
-                              const Tables& s, const Lane& at) {
+                              const Tables& s) {
+  const Lane at = fresh_lane();
   constexpr int D = Config::kHeadDim;
   const Records records = records_of<Config>(c, page, head, at.lane);
   if (ballot(records.begin < records.end) == 0) return;
