@@ -117,7 +117,7 @@ void add_row(const char* name) {
 }
 
 const bool rows_added = [] {
-#define KVCC_ATTENTION_ROW(name, head_dim, ...) add_row<KVCC_PART(head_dim), __VA_ARGS__>(#name);
+#define KVCC_ATTENTION_ROW(name, head_dim, ...) add_row<KVCC_PART(head_dim) && included(head_dim), __VA_ARGS__>(#name);
 #include "kernels/list/attention.inc"
   return true;
 }();

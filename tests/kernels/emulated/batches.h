@@ -170,6 +170,16 @@ Packed<C> make_packed(const Shape& shape, std::mt19937& random, std::vector<uint
   return p;
 }
 
+/// Class ends of the only head cut down to `capacity`, in all pages.
+template <class C>
+void cut_ends(Packed<C>& p, uint32_t capacity) {
+  const mma::PageShape& shape = p.batch.shape.shape;
+  for (size_t at = 0; at < p.batch.pages.size(); at += mma::page_bytes(shape)) {
+    auto* const ends = reinterpret_cast<uint16_t*>(p.batch.pages.data() + at + mma::ends_offset(shape));
+    for (uint32_t i = 0; i < shape.classes; ++i) ends[i] = std::min<uint32_t>(ends[i], capacity);
+  }
+}
+
 /// Runs a row over its shapes, each with a trace of its name.
 template <class Check>
 void over_shapes(const std::vector<Shape>& shapes, const Check& check) {

@@ -46,11 +46,17 @@ void check_dequantise(const Shape& shape, std::mt19937& random) {
   ASSERT_NO_FATAL_FAILURE(check_range<C>(shape, packed, ragged, longest / 2 + 1));
 }
 
-#define KVCC_ROW(name, ...)                                          \
-  TEST(KVCC_SUITE, name) {                                           \
-    using C = __VA_ARGS__;                                           \
-    over_shapes(edge_shapes_of_rows(C::kAxis), check_dequantise<C>); \
+template <class C>
+void check_row() {
+  if constexpr (included(C::kHeadDim)) {
+    over_shapes(edge_shapes_of_rows(C::kAxis), check_dequantise<C>);
+  } else {
+    GTEST_SKIP() << "not of this build";
   }
+}
+
+#define KVCC_ROW(name, ...) \
+  TEST(KVCC_SUITE, name) { check_row<__VA_ARGS__>(); }
 #define KVCC_SUITE EmulatedDequantiseKey
 #define KVCC_TENSOR key
 #include "kernels/list/mma_dequantise_key.inc"

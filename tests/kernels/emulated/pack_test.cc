@@ -44,7 +44,7 @@ int packed_tokens(const Shape& shape, size_t s) {
 
 /// Each sequence alone up to its last few tokens, then these of all sequences in one launch.
 template <class C>
-Pool pack_batch(const Shape& shape, Packed<C>& wanted, const emulator::Options& options) {
+Pool pack_batch(const Shape& shape, Packed<C>& wanted, const emulator::Options& options, int32_t capacity = -1) {
   const size_t sequences = shape.lengths.size(), columns = static_cast<size_t>(shape.heads) * C::kHeadDim;
   Pool pool;
   pool.pages.assign(wanted.batch.pages.size(), kUntouched);
@@ -52,6 +52,7 @@ Pool pack_batch(const Shape& shape, Packed<C>& wanted, const emulator::Options& 
   pool.needed.assign(wanted.batch.needed.size(), 0);
   KvccCache cache = wanted.view();
   cache.lengths = nullptr;
+  if (capacity >= 0) cache.sparse_capacity = capacity;
   cache.pages = pool.pages.data();
   cache.exact = pool.exact.empty() ? nullptr : pool.exact.data();
   cache.needed = cache.needed == nullptr ? nullptr : pool.needed.data();
@@ -108,11 +109,17 @@ void check_pack(const Shape& shape, std::mt19937& random) {
   }
 }
 
-#define KVCC_ROW(name, ...)                                    \
-  TEST(KVCC_SUITE, name) {                                     \
-    using C = __VA_ARGS__;                                     \
-    over_shapes(edge_shapes_of_rows(C::kAxis), check_pack<C>); \
+template <class C>
+void check_row() {
+  if constexpr (included(C::kHeadDim)) {
+    over_shapes(edge_shapes_of_rows(C::kAxis), check_pack<C>);
+  } else {
+    GTEST_SKIP() << "not of this build";
   }
+}
+
+#define KVCC_ROW(name, ...) \
+  TEST(KVCC_SUITE, name) { check_row<__VA_ARGS__>(); }
 #define KVCC_SUITE EmulatedPackKey
 #define KVCC_TENSOR key
 #include "kernels/list/mma_pack_key.inc"
@@ -121,6 +128,33 @@ void check_pack(const Shape& shape, std::mt19937& random) {
 #define KVCC_SUITE EmulatedPackValue
 #define KVCC_TENSOR value
 #include "kernels/list/mma_pack_value.inc"
+
+/// Lists that are too short: the true counts are reported, the codes right, and nothing is written past the lists.
+template <class C>
+void check_overflow() {
+  const Shape shape{"overflow", {kSmall ? 30 : 64}, 0, 0, 0, 1, 1, Outliers::full, 1};
+  std::mt19937 random(1);
+  Packed<C> wanted = make_packed<C>(shape, random);
+  constexpr uint32_t kCapacity = 40;
+  const mma::PageShape& s = wanted.batch.shape.shape;
+  ASSERT_GT(s.capacity, kCapacity);
+  const Pool found = under_all_schedules(
+      [&](const auto& options) { return pack_batch<C>(shape, wanted, options, static_cast<int32_t>(kCapacity)); });
+  EXPECT_EQ(found.needed, wanted.batch.needed);
+  const size_t first = wanted.batch.page(0, 0) - wanted.batch.pages.data();
+  const uint8_t *page = found.pages.data() + first, *whole = wanted.caches[0].page(0);
+  EXPECT_EQ(std::memcmp(page, whole, s.code_words * 4), 0);
+  EXPECT_EQ(std::memcmp(page + mma::ends_offset(s), whole + mma::ends_offset(s), s.classes * 2), 0);
+  for (size_t i = mma::records_offset(s) + kCapacity * 4; i < mma::page_bytes(s); ++i) {
+    ASSERT_EQ(page[i], kUntouched) << "byte " << i << " lies past the list";
+  }
+}
+TEST(EmulatedPackKey, OverflowIsReportedAndNotWritten) {
+  check_overflow<MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr>>();
+}
+TEST(EmulatedPackValue, OverflowIsReportedAndNotWritten) {
+  check_overflow<MmaConfig<Tensor::value, 3, 64, Axis::token, Sparse::tail>>();
+}
 
 }  // namespace
 }  // namespace kvcc::test

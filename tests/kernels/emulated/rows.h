@@ -12,6 +12,15 @@ using device::Rope;
 using linear::Sparse;
 using mma::Tensor;
 
+/// Mutations build a family for the rows of one head dimension: -DKVCC_ONLY_HEAD_DIM=64.
+constexpr bool included(int head_dim) {
+#if defined(KVCC_ONLY_HEAD_DIM)
+  return head_dim == KVCC_ONLY_HEAD_DIM;
+#else
+  return head_dim > 0;
+#endif
+}
+
 }  // namespace kvcc::test
 
 #define KVCC_BITS(bits)
