@@ -185,6 +185,7 @@ class DenseLoop:
     mma: int
     elements: int             # decoded in an iteration, of a warp
     opcodes: dict             # base opcode -> count
+    shared_wavefronts: int    # of its shared loads and stores, free of conflicts
 
     @property
     def per_element(self):
@@ -210,10 +211,17 @@ def dense_loop(function, fragments_shared=1, tensors=1):
         opcodes = {}
         for at in own:
             opcodes[at.base] = opcodes.get(at.base, 0) + 1
-        loop = DenseLoop(len(own), mma, mma * MMA_ELEMENTS // (fragments_shared * tensors), opcodes)
+        loop = DenseLoop(len(own), mma, mma * MMA_ELEMENTS // (fragments_shared * tensors), opcodes, sum(map(wavefronts, own)))
         if best is None or loop.per_element < best.per_element:
             best = loop
     return best
+
+
+def wavefronts(at):
+    """Wavefronts of a shared access of a warp without bank conflicts: 128 bytes each."""
+    if at.base not in ("LDS", "STS"):
+        return 0
+    return {"64": 2, "128": 4}.get(at.opcode.split(".")[-1], 1)
 
 
 def local_memory(function):

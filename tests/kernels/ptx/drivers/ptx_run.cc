@@ -3,7 +3,8 @@
 // write, and fails, naming the first byte, where a translation's bytes are not the source's. Names (and defaults):
 // family, layout=mma-1, dim=64, bits=3, axis, sparse, value_bits, value_axis, value_sparse, rope=none, rotary=0,
 // group=1, dtype=f16, heads=2, lengths=131 (comma), sink=0, residual=0, splits=1, window=0, calls=0 (pack: tokens a
-// call), threshold (of outliers; channel axis), tail=2, order, trace=FILE (of the last library, translated with
+// call), threshold (of outliers; channel axis), tail=2, weights=made (or flat), order, trace=FILE (of the last library,
+// translated with
 // --trace). Families that read codes also print "TENSOR_records COUNT 0".
 #include <dlfcn.h>
 
@@ -106,15 +107,25 @@ struct Run {
     const auto* bytes = reinterpret_cast<const uint8_t*>(values.data());
     outputs.emplace_back(name, std::vector<uint8_t>(bytes, bytes + values.size() * sizeof(T)));
   }
-  void trace_codes(const KvccCache& cache, const MmaBatch& batch, const std::string& name) {
-    const std::vector<uint8_t>& pages = batch.pages;
+  /// Tells the trace the parts of a tensor's pages, "TENSOR codes" and so on; notes how many records it holds.
+  void trace_pages(const MmaBatch& batch, const std::string& tensor) {
     size_t records = 0;
     for (const uint32_t count : batch.needed) records += count;
-    counts.emplace_back(name + "_records", records);
+    counts.emplace_back(tensor + "_records", records);
     const auto region = library.find<void(const char*, const void*, uint64_t)>("kvcc_trace_region");
-    if (region == nullptr || !options.text("trace", "").size()) return;
-    for (size_t at = 0; at < pages.size(); at += cache.page_bytes) {
-      region(name.c_str(), pages.data() + at, uint64_t{4} * cache.code_words);
+    if (region == nullptr || options.text("trace", "").empty()) return;
+    const mma::PageShape& shape = batch.shape.shape;
+    const uint64_t bytes = mma::page_bytes(shape);
+    const std::pair<const char*, uint64_t> parts[] = {{" codes", 0},
+                                                      {" ranges", mma::ranges_offset(shape)},
+                                                      {" ends", mma::ends_offset(shape)},
+                                                      {" records", mma::records_offset(shape)},
+                                                      {"", bytes}};
+    for (size_t at = 0; at < batch.pages.size(); at += bytes) {
+      for (int i = 0; i < 4; ++i) {
+        const uint64_t begin = parts[i].second, end = parts[i + 1].second;
+        if (end > begin) region((tensor + parts[i].first).c_str(), batch.pages.data() + at + begin, end - begin);
+      }
     }
   }
 };
@@ -195,8 +206,8 @@ void attention(Run& run, std::mt19937& random) {
   p.group = group;
   p.splits = splits;
   p.window = o.number("window", 0);
-  run.trace_codes(p.key, key.batch, "key");
-  run.trace_codes(p.value, value.batch, "value");
+  run.trace_pages(key.batch, "key");
+  run.trace_pages(value.batch, "value");
   run.launch(p, kvcc_grid_mma_attention(&p));
   if (splits > 1) run.launch(p, kvcc_grid_mma_attention_merge(&p), "_merge");
   run.keep("out", out);
@@ -221,7 +232,7 @@ void key_scores(Run& run, std::mt19937& random) {
   p.group = group;
   p.splits = o.number("splits", 1);
   p.window = o.number("window", 0);
-  run.trace_codes(p.cache, key.batch, "key");
+  run.trace_pages(key.batch, "key");
   run.launch(p, kvcc_grid_mma_key_scores(&p));
   run.keep("scores", scores);
 }
@@ -234,7 +245,9 @@ void value_mix(Run& run, std::mt19937& random) {
   KvccValueMixParams p{};
   p.cache = value.cache();
   p.weights_stride = *std::max_element(value.batch.lengths.begin(), value.batch.lengths.end());
-  const auto weights = as_dtype(make_rows(sequences * heads * group, p.weights_stride, random), o.dtype());
+  std::vector<float> rows = make_rows(sequences * heads * group, p.weights_stride, random);
+  if (o.text("weights", "made") == "flat") std::fill(rows.begin(), rows.end(), 0.015625f);
+  const auto weights = as_dtype(rows, o.dtype());
   std::vector<float> out(size_t(sequences) * heads * group * dim, kUnwritten), partial(out.size() * splits, kUnwritten);
   p.weights = weights.data();
   p.partial = splits > 1 ? partial.data() : nullptr;
@@ -242,7 +255,7 @@ void value_mix(Run& run, std::mt19937& random) {
   p.group = group;
   p.splits = splits;
   p.window = o.number("window", 0);
-  run.trace_codes(p.cache, value.batch, "value");
+  run.trace_pages(value.batch, "value");
   run.launch(p, kvcc_grid_mma_value_mix(&p));
   if (splits > 1) run.launch(p, kvcc_grid_value_merge(&p, dim), "_merge");
   run.keep("out", out);

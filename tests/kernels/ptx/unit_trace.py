@@ -19,6 +19,7 @@ LANES = 32
 class Trace:
     entries: dict      # symbol -> instructions with their counts
     dense: set         # lines of the loop that feeds the tensor cores, nested loops left out
+    touched: dict      # part of a page -> bytes of the 32-byte sectors that were read, each once
     outputs: dict      # of ptx_run
     elements: int      # of the cache's tiles: a key's and a value's count as one
 
@@ -28,9 +29,8 @@ class Trace:
     def dense_instructions(self):
         return [i for i in self.instructions() if i["line"] in self.dense and i["issues"]]
 
-    def per_element(self, count, dense=True):
-        """A count of warps (issues, wavefronts) as what each lane spends on an element."""
-        return sum(i[count] for i in (self.dense_instructions() if dense else self.instructions())) * LANES / self.elements
+    def issues(self):
+        return sum(i["issues"] for i in self.instructions())
 
     def records(self):
         return sum(count for name, (count, _) in self.outputs.items() if name.endswith("_records"))
@@ -71,11 +71,30 @@ def dense_lines(ptx_text, symbol):
     return best
 
 
-def trace(unit, folder, build, nvcc, *options, tokens=512, heads=2, arch="compute_80"):
-    """One sequence of whole tiles, everything packed, one part."""
-    folder = Path(folder)
-    ptx = to_ptx(unit, folder, build, nvcc, arch)
-    counts = folder / f"{unit.name}.json"
-    outputs = ptx_run(build, from_source(unit, folder, build), [translated(ptx, trace=True)], unit, f"lengths={tokens}", f"heads={heads}",
-                      f"trace={counts}", *options)
-    return Trace(json.loads(counts.read_text()), dense_lines(ptx.read_text(), unit.symbol), outputs, tokens * heads * unit.dim)
+class Traced:
+    """A unit compiled for counting, to be run on cases."""
+
+    def __init__(self, unit, folder, build, nvcc, arch="compute_80"):
+        self.unit, self.folder, self.build = unit, Path(folder), build
+        ptx = to_ptx(unit, self.folder, build, nvcc, arch)
+        self.source, self.library = from_source(unit, self.folder, build), translated(ptx, trace=True)
+        self.dense = dense_lines(ptx.read_text(), unit.symbol)
+
+    def run(self, *options, tokens=512, heads=2):
+        """One sequence of whole tiles, everything packed, one part."""
+        counts = self.folder / f"{self.unit.name}.json"
+        outputs = ptx_run(self.build, self.source, [self.library], self.unit, f"lengths={tokens}", f"heads={heads}", f"trace={counts}", *options)
+        entries = json.loads(counts.read_text())
+        touched = {region: 32 * sectors for region, sectors in entries.pop("touched").items()}
+        return Trace(entries, self.dense, touched, outputs, tokens * heads * self.unit.dim)
+
+
+def outlier_cost(dense, sparse, *options, short=256, long=768):
+    """(Lane instructions that an outlier adds, share of outliers): what a longer context adds with the sparse part, against without, so
+    that what a block does once does not count."""
+    issued, records, elements = {}, 0, 0
+    for made in (dense, sparse):
+        runs = [made.run(*options, tokens=tokens) for tokens in (short, long)]
+        issued[made] = runs[1].issues() - runs[0].issues()
+        records, elements = runs[1].records() - runs[0].records(), runs[1].elements - runs[0].elements
+    return (issued[sparse] - issued[dense]) * LANES / records, records / elements
