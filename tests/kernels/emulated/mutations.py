@@ -1,0 +1,199 @@
+"""Errors sown into the device text, one at a time, which the emulated tests must find.
+
+Each mutation replaces one text of a file of kernels/device. The file's folder is copied aside and changed there, the
+family's test is built against the copy, for the rows of one head dimension, and must fail: under ThreadSanitizer where
+only it can see the error. A text that is not found exactly once is an error: the mutation must follow the code.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+import tempfile
+
+SOURCE = pathlib.Path(os.environ["KVCC_SOURCE"])
+BUILD = pathlib.Path(os.environ["KVCC_BUILD"])
+HERE = SOURCE / "tests/kernels/emulated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+    name: str
+    file: str  # in kernels/device
+    old: str
+    new: str
+    test: str  # source of the test, without _test.cc
+    head_dim: int  # of the rows that are built
+    tsan: bool = False  # only ThreadSanitizer sees it
+
+
+# The barrier between phases as the emulator compiles it; the text stands there a second time for nvcc.
+PHASES = """*static_cast<typename Body::Shared*>(emulator::shared_memory());
+  if constexpr (Phased<Body>) {
+    const Block block = block_index();
+    const int count = Body::phases(params, block);
+    for (int k = 0; k < count; ++k) {
+      """
+BARRIER = "if (k > 0) sync_block();"
+
+MUTATIONS = [
+    # -- barriers
+    Mutation("no block barriers between phases", "launch.cuh", PHASES + BARRIER, PHASES, "pack", 64),
+    Mutation("no barrier between the last two phases", "launch.cuh", PHASES + BARRIER,
+             PHASES + "if (k > 0 && k + 1 < count) sync_block();", "dequantise", 64, tsan=True),
+    Mutation("no barrier after value_mix's tables", "mma_value_mix.cuh",
+             "    sync_block();\n\n    Warp warp;", "\n    Warp warp;", "value_mix", 64),
+    Mutation("no barrier before warps are merged", "mma_merge.cuh", "  sync_block();\n  float factor", "  float factor",
+             "value_mix", 64),
+    Mutation("no barrier between merged warps", "mma_merge.cuh", "    }\n    sync_block();\n  }\n}", "    }\n  }\n}",
+             "value_mix", 64),
+    Mutation("no warp barrier before outliers' weights are read", "mma_value_outliers.cuh",
+             "  sync_warp();\n  const uint32_t lane_at", "  const uint32_t lane_at", "value_mix", 64, tsan=True),
+    Mutation("no warp barrier before outliers' weights are written again", "mma_value_outliers.cuh",
+             "  sync_warp();  // before the weights are written again", "", "value_mix", 64, tsan=True),
+    Mutation("histogram not atomic", "common.cuh", "  atomic_add(counter, 1u);", "  ++*counter;", "pack", 64, tsan=True),
+    Mutation("barrier of some warps only", "mma_merge.cuh", "    }\n    sync_block();\n  }\n}",
+             "    }\n    if (at.warp != 3) sync_block();\n  }\n}", "value_mix", 64),
+    # -- lanes
+    Mutation("collective reached by some lanes", "mma_merge.cuh", "      const float total = sum_over_rows(mix.total[j][q]);",
+             "      const float total = at.row == 0 ? sum_over_rows(mix.total[j][q]) : 0.0f;", "value_mix", 64),
+    Mutation("sum over half of the rows", "mma_values.cuh",
+             "for (uint32_t lanes = 4; lanes < 32; lanes *= 2) x = add(", "for (uint32_t lanes = 4; lanes < 16; lanes *= 2) x = add(",
+             "value_mix", 64),
+    Mutation("records counted in a wrong run", "mma_records.cuh", "return kKey ? thread % kRuns : thread / kClasses;",
+             "return kKey ? thread / kRuns : thread / kClasses;", "pack", 64),
+    # -- codes
+    Mutation("halves of a pair of levels swapped", "mma_common.cuh",
+             "row[i] = pack_half2(levels[at % kCodes], levels[kTable == Table::pairs ? at / kCodes : at]);",
+             "row[i] = pack_half2(levels[kTable == Table::pairs ? at / kCodes : at], levels[at % kCodes]);",
+             "key_scores", 64),
+    Mutation("halves of the weights swapped", "mma_values.cuh",
+             "transpose_8x8(pack_half2(weight[j][2 * i], weight[j][2 * i + 1]))",
+             "transpose_8x8(pack_half2(weight[j][2 * i + 1], weight[j][2 * i]))", "value_mix", 64),
+    Mutation("codes of a pair swapped when packed", "mma_page.cuh", "return (both & 255u) | both >> 8 << kBits;",
+             "return both >> 8 | (both & 255u) << kBits;", "pack", 64),
+    Mutation("codes of a pair swapped when decoded", "mma_dequantise.cuh",
+             "const float low = shared.levels[both & ((1u << kBits) - 1u)], high = shared.levels[both >> kBits];",
+             "const float high = shared.levels[both & ((1u << kBits) - 1u)], low = shared.levels[both >> kBits];",
+             "dequantise", 64),
+    Mutation("an earlier token's codes forgotten", "mma_pack.cuh", "static_cast<uint32_t>(at.low), thread);",
+             "static_cast<uint32_t>(at.low - 1), thread);", "pack", 64),
+    Mutation("a stale scale: of the band's first token", "mma_common.cuh", "range[band] = from[8 * band + row];",
+             "range[band] = from[8 * band];", "value_mix", 64),
+    Mutation("a stale scale: of the token before", "mma_dequantise.cuh",
+             "shared.affine[i * KVCC_PAGE_TOKENS + thread] =", "shared.affine[i * KVCC_PAGE_TOKENS + (thread + 1) % 64] =",
+             "dequantise", 128),
+    # -- pages, slots, positions
+    Mutation("page table off by one", "mma_common.cuh", "c.page_table[slot] : static_cast<int32_t>(slot)",
+             "c.page_table[slot ^ 1] : static_cast<int32_t>(slot)", "key_scores", 64),
+    Mutation("page table off by one when packing", "common.cuh", "c.page_table != nullptr ? c.page_table[slot] : slot",
+             "c.page_table != nullptr ? c.page_table[slot ^ 1] : slot", "pack", 64),
+    Mutation("one slot too many is visible", "mma_common.cuh",
+             "at.packed_end - page * KVCC_PAGE_TOKENS};", "at.packed_end - page * KVCC_PAGE_TOKENS + 1};", "key_scores", 64),
+    Mutation("residual row off by one", "common.cuh", "return c.sink + (p - c.sink) % c.residual;",
+             "return c.sink + (p - c.sink + 1) % c.residual;", "attention_narrow", 80),
+    Mutation("window off by one", "mma_common.cuh", "window > 0 ? larger(length - window, 0) : 0;",
+             "window > 0 ? larger(length - window + 1, 0) : 0;", "attention_narrow", 80),
+    Mutation("wrong base row", "mma_key_scores.cuh", "const int32_t block = i + p.cache.sink / KVCC_ROPE_BLOCK;",
+             "const int32_t block = i + 1 + p.cache.sink / KVCC_ROPE_BLOCK;", "key_scores", 64),
+    Mutation("relative angles without the sinks", "mma_keys.cuh", "const int32_t first = c.sink % KVCC_ROPE_BLOCK;",
+             "const int32_t first = 0;", "key_scores", 64),
+    Mutation("queries turned the wrong way", "mma_keys.cuh", "-multiply(x, n[i]));", "multiply(x, n[i]));", "key_scores", 64),
+    # -- records
+    Mutation("wrong class end", "mma_common.cuh", "end = ends[record_class];", "end = ends[record_class] - 1u;", "value_mix", 64),
+    Mutation("no clamp to the capacity when read", "mma_common.cuh", "end < capacity ? end : capacity};", "end};",
+             "key_scores", 64),
+    Mutation("no clamp to the capacity when packed", "mma_records.cuh",
+             "if (place < list.capacity) list.record[place] = record;", "list.record[place] = record;", "pack", 64),
+    Mutation("records not moved up", "mma_records.cuh", "list.record[i + shift] = shared.moved[j];",
+             "list.record[i] = shared.moved[j];", "pack", 64),
+    Mutation("outliers differ from the wrong code", "mma_key_outliers.cuh", "-low_half(decoded)", "-high_half(decoded)",
+             "key_scores", 64),
+    Mutation("outlier's rotary partner left out", "mma_key_outliers.cuh",
+             "now.x[q] = fused_multiply_add(partner_factor, y.x[q], now.x[q]);", "", "key_scores", 64),
+    Mutation("ties taken once too often", "select_token.cuh", "lower_seen++ < lower.rank[0];",
+             "lower_seen++ <= lower.rank[0];", "pack", 64),
+    Mutation("lists copied to the source's places", "copy_pages.cuh", "list, source_list, target_list}",
+             "list, source_list, source_list}", "dequantise", 64),
+    # -- softmax and merges
+    Mutation("no new unit when the greatest score rises", "attention.cuh", "    if (ballot(rises) != 0) [[unlikely]] {",
+             "    if (false) {", "attention_narrow", 80),
+    Mutation("a split's weight missing from its sum", "attention.cuh",
+             "sum = fused_multiply_add(from[channel], exp2_approximate(add(from[D], -reference)), sum);",
+             "sum = add(from[channel], sum);", "attention_narrow", 80),
+    Mutation("last split left out", "mma_value_mix.cuh", "for (int32_t split = 1; split < p.splits; ++split) sum",
+             "for (int32_t split = 1; split < p.splits - 1; ++split) sum", "value_mix", 64),
+    Mutation("a warp's weight missing from the total", "mma_merge.cuh",
+             "out.total = fused_multiply_add(totals.total[first + w][at], factor, out.total);",
+             "out.total = add(totals.total[first + w][at], out.total);", "attention_narrow", 80),
+]
+
+# A few for every run of the tests; test_full_mutations.py has all.
+SAMPLE = [
+    "no warp barrier before outliers' weights are written again",
+    "page table off by one",
+    "no clamp to the capacity when packed",
+    "a stale scale: of the token before",
+]
+
+
+def compile_command(source, tsan):
+    """The compiler and its options for a test of this folder, as CMake runs it."""
+    entries = json.loads((BUILD / "compile_commands.json").read_text())
+    for entry in entries:
+        if entry["file"] == str(HERE / f"{source}_test.cc") and ("-fsanitize=thread" in entry["command"]) == tsan:
+            words = shlex.split(entry["command"])
+            del words[words.index("-o"):words.index("-o") + 2]
+            del words[words.index("-c"):words.index("-c") + 2]
+            return words
+    raise RuntimeError(f"{BUILD}/compile_commands.json: no command for {source}_test.cc, tsan={tsan}")
+
+
+def build_and_run(mutated, source, head_dim, tsan, folder):
+    """Exit code and output of the test of `source`, with the headers of `mutated` before the tree's own."""
+    program = folder / "test"
+    compiling = compile_command(source, tsan)
+    at = next(i for i, word in enumerate(compiling) if word.startswith(("-I", "-D", "-O", "-W", "-f", "-g", "-std")))
+    compiling[at:at] = [f"-I{mutated}", f"-DKVCC_ONLY_HEAD_DIM={head_dim}"]
+    compiling += ["-c", str(HERE / f"{source}_test.cc"), "-o", str(folder / "test.o")]
+    done = subprocess.run(compiling, capture_output=True, text=True, cwd=BUILD)
+    if done.returncode != 0:
+        raise RuntimeError(f"{source}: does not compile\n{done.stderr[-4000:]}")
+    names = ("emulator_tsan" if tsan else "kernels_emulator", "kernels_reference", "formats_codec", "formats_core")
+    libraries = [str(BUILD / f"lib/libkvcc_{name}.a") for name in names]
+    linking = ["c++", *(["-fsanitize=thread"] if tsan else []), str(folder / "test.o"), *libraries, "-lgtest", "-lgtest_main", "-lfmt", "-lcrypto", "-pthread", "-o", str(program)]
+    subprocess.run(linking, check=True, capture_output=True, text=True)
+    command = [str(program), "--gtest_brief=1"]
+    if tsan and subprocess.run(["setarch", "-R", "true"], capture_output=True).returncode == 0:
+        command = ["setarch", "-R", *command]
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900, env=environment)
+    except subprocess.TimeoutExpired:
+        return 124, "timed out"
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_mutation(mutation):
+    """As build_and_run, of the mutated text."""
+    device = SOURCE / "kernels/device"
+    text = (device / mutation.file).read_text()
+    found = text.count(mutation.old)
+    if found != 1:
+        raise RuntimeError(f"'{mutation.name}' no longer applies: {mutation.file} has its text {found} times, not once")
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        copy = folder / "tree/kernels/device"
+        shutil.copytree(device, copy)
+        (copy / mutation.file).write_text(text.replace(mutation.old, mutation.new))
+        return build_and_run(folder / "tree", mutation.test, mutation.head_dim, mutation.tsan, folder)
+
+
+def run_unmutated(test, head_dim, tsan):
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        shutil.copytree(SOURCE / "kernels/device", folder / "tree/kernels/device")
+        return build_and_run(folder / "tree", test, head_dim, tsan, folder)
