@@ -9,7 +9,7 @@ namespace kvcc::gpu {
 namespace {
 
 double measure_copy(Launcher& launcher) {
-  const size_t bytes = launcher.device().has_clock ? size_t{512} << 20 : 1 << 16;
+  const size_t bytes = launcher.device().emulated ? 1 << 16 : size_t{512} << 20;
   const Array<uint8_t> from(launcher, bytes), to(launcher, bytes);
   const auto copy = [&](int) { launcher.copy(to.data(), from.data(), bytes); };
   launcher.time(1, 2, copy, [] {});
@@ -48,7 +48,7 @@ Bench run_bench(Launcher& launcher, const BenchOptions& options) {
   const auto seconds = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   Bench bench;
   bench.copy_gigabytes = measure_copy(launcher);
-  const bool real = launcher.device().has_clock;
+  const bool real = !launcher.device().emulated;
   const Model models[] = {{"Llama-2-7B", real ? 32 : 2, 1}, {"Llama-3-8B", real ? 8 : 1, 4}};
   Spec rope;
   rope.rope = device::Rope::half;

@@ -4,6 +4,11 @@
 #include <cstdint>
 
 #include "kernels/device/launch.cuh"
+#if !defined(__CUDACC__)
+#include <map>
+#include <string>
+#include <typeinfo>
+#endif
 
 namespace kvcc::gpu {
 
@@ -29,13 +34,30 @@ Kernel kernel_of() {
 
 #else
 
+/// What the emulator needs to know beside; see fake/cuda_runtime.h.
+struct EmulatedKernel {
+  void (*entry)(const void* params);
+  size_t params_bytes;
+  std::string name;
+};
+inline std::map<const void*, EmulatedKernel>& emulated_kernels() {
+  static std::map<const void*, EmulatedKernel> kernels;
+  return kernels;
+}
+inline const EmulatedKernel* find_emulated(const void* entry) {
+  const auto at = emulated_kernels().find(entry);
+  return at == emulated_kernels().end() ? nullptr : &at->second;
+}
+
 template <class Body>
 void entry(const void* params) {
   device::run_thread<Body>(*static_cast<const typename Body::Params*>(params));
 }
 template <class Body>
 Kernel kernel_of() {
-  return {reinterpret_cast<const void*>(&entry<Body>), Body::kThreads, sizeof(typename Body::Shared)};
+  const void* const address = reinterpret_cast<const void*>(&entry<Body>);
+  emulated_kernels()[address] = {&entry<Body>, sizeof(typename Body::Params), typeid(Body).name()};
+  return {address, Body::kThreads, sizeof(typename Body::Shared)};
 }
 
 #endif

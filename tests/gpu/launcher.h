@@ -1,4 +1,4 @@
-// Where kernels run: on a GPU by the CUDA runtime, or on the CPU in the emulator. One of the two back ends is linked.
+// Where kernels run: on a GPU by the CUDA runtime, or in the emulator by fake/cuda_runtime.h, which has the same calls.
 #pragma once
 
 #include <cstddef>
@@ -20,6 +20,7 @@ struct Device {
   int multiprocessors = 0;  ///< of the device
   size_t memory_bytes = 0;  ///< free when the program began
   size_t l2_bytes = 0;      ///< of the second-level cache
+  bool emulated = false;    ///< by fake/cuda_runtime.h
   bool has_clock = false;   ///< times mean something
 };
 

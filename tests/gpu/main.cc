@@ -117,7 +117,7 @@ int run(const Options& options) {
   if (!options.quick && !device.name.empty() && parity.failed == 0) {
     BenchOptions wanted = options.bench;
     if (wanted.tokens.empty()) {
-      wanted.tokens = device.has_clock ? std::vector<int>{2048, 8192, 32768, 131072} : std::vector<int>{192};
+      wanted.tokens = !device.emulated ? std::vector<int>{2048, 8192, 32768, 131072} : std::vector<int>{192};
     }
     try {
       bench = run_bench(*launcher, wanted);

@@ -51,7 +51,7 @@ void print_table(const Bench& bench) {
                              " queries, head_dim " + std::to_string(row.head_dim) + ", " + std::to_string(row.tokens) +
                              " tokens";
     if (here != place) {
-      std::printf("\n%s\n%-19s %-33s %9s %9s %13s %6s %6s\n", here.c_str(), "family", "kernel", "MB", "us",
+      std::printf("\n%s\n%-19s %-35s %9s %9s %13s %6s %6s\n", here.c_str(), "family", "kernel", "MB", "us",
                   "GB/s [copy]", "x fp16", "x KVQ");
       place = here;
     }
@@ -60,7 +60,7 @@ void print_table(const Bench& bench) {
       if (x > 0) std::snprintf(text, sizeof text, "%.2f", x);
       return std::string(text);
     };
-    std::printf("%-19s %-33s %9.2f ", row.family.c_str(), row.kernel.c_str(), row.bytes * 1e-6);
+    std::printf("%-19s %-35s %9.2f ", row.family.c_str(), row.kernel.c_str(), row.bytes * 1e-6);
     if (row.milliseconds > 0) {
       std::printf("%9.1f %6.0f [%3.0f%%] %6s %6s\n", row.milliseconds * 1e3, gigabytes(row), 100 * share(row, bench),
                   ratio(row.to_fp16).c_str(), ratio(row.to_kvquant).c_str());

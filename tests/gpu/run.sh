@@ -94,7 +94,7 @@ cache=$(command -v ccache || true)
 
 # Sources: device text, by nvcc or (emulated) g++; the harness and the reference, by g++.
 cd "$root"
-device=(tests/gpu/baseline/fp16.cu tests/gpu/baseline/kvquant.cu tests/gpu/units/copy_pages.cu tests/gpu/units/fill.cu)
+device=(tests/gpu/cuda_launcher.cu tests/gpu/baseline/fp16.cu tests/gpu/baseline/kvquant.cu tests/gpu/units/copy_pages.cu tests/gpu/units/fill.cu)
 units=() matching=()
 for unit in tests/gpu/units/*.cu; do
   name=$(basename "$unit" .cu)
@@ -112,11 +112,10 @@ host=(tests/gpu/{main,parity,parity_packs,parity_readers,baseline_parity,case,de
   formats/core/error.cc formats/codec/{checks,levels,reference,round_trip,tails}.cc kernels/reference/*.cc)
 common="-std=c++20 -I."
 if [ $emulate = 1 ]; then
-  host+=(tests/gpu/emulated_launcher.cc kernels/emulator/*.cc)
+  host+=(tests/gpu/fake/cuda_runtime.cc kernels/emulator/*.cc)
   common="$common -DKVCC_EMULATE"
-  for_device="$cache $cxx $common -O1 -ffp-contract=off -Wall -Wextra -x c++"
+  for_device="$cache $cxx $common -Itests/gpu/fake -O1 -ffp-contract=off -Wall -Wextra -x c++"
 else
-  device+=(tests/gpu/cuda_launcher.cu)
   for_device="$cache $nvcc $common -O3 -fmad=false -arch=$arch -ccbin $cxx"
 fi
 for_host="$cache $cxx $common -O2 -ffp-contract=off -Wall -Wextra"

@@ -65,6 +65,25 @@ def test_every_family_is_launched_as_it_would_be_timed(emulated):
     assert "Llama-3-8B, 1 KV heads x 4 queries, head_dim 128, 192 tokens" in out
 
 
+def test_times_and_ratios_by_a_made_up_clock(tmp_path):
+    """The emulator's clock says ten milliseconds a kernel: medians, launches a repetition and ratios follow."""
+    path = tmp_path / "out.json"
+    out, _ = run("--emulate", "--build", BUILD / "gpu-emulated", "--only", "q3_d128", "--tokens", "64", "--json", path,
+                 KVCC_GPU_FAKE_CLOCK="1")
+    rows = json.loads(path.read_text())["times"]
+    found = {(row["family"], row["kernel"]): row for row in rows if row["model"] == "Llama-3-8B"}
+    deployed = "KVQuant-like 3 bits, as deployed"
+    for family, kernel, ms, to_fp16, to_kvquant in (
+            ("key_scores", "fp16", 10, None, None), ("key_scores", deployed, 20, 0.5, 1),
+            ("value_mix", deployed, 20, 0.5, 1), ("key_scores", "q3_d128", 10, 1, 2), ("value_mix", "q3_d128", 10, 1, 2),
+            ("attention", "q3_d128", 10, 1, 4), ("pack_append_value", "q3_d128", 20, None, None),
+            ("dequantise_key", "linear_q3_d128", 10, None, None)):
+        row = found[family, kernel]
+        assert (row["ms"], row["ratio_to_fp16"], row["ratio_to_kvquant"]) == (ms, to_fp16, to_kvquant), row
+        assert row["gb_per_s"] == pytest.approx(row["bytes"] / ms * 1e-6, rel=1e-5)
+    assert re.search(r"attention +q3_d128 +0\.\d\d +10000\.0 .* 1\.00 +4\.00", out)
+
+
 def test_without_a_device_all_tests_are_skipped(emulated, tmp_path):
     path = tmp_path / "none.json"
     out, _ = run("--build", BUILD / "gpu", "--arch", "sm_80", "--json", path)
