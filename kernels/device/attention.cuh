@@ -33,6 +33,10 @@ struct AttentionShared {
     MergedSums<D, G> merged;  ///< after the last use of the tables
   };
   WarpTotals<G> totals;
+  /// Where registers do not suffice for keys beside all that is gathered of the values.
+  static constexpr bool kPark = D * Plan::kTiles > 192;
+  static constexpr int kParkedSums = kMmaSparse<Key> || Values::kSparse ? (D > 192 ? 8 : 2) : 0;
+  float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, Plan::kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
   OutlierSums<Values::kSparse ? D : 16, Plan::kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
@@ -65,7 +69,13 @@ struct Attention {
   using Plan = typename Shared::Plan;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Shared::D, G = Shared::G, kTiles = Plan::kTiles;
-  static constexpr int kMinBlocks = kTiles == 1 && D <= 128 ? 3 : 2;
+  /// Three where neither registers nor shared memory (228 KiB at most) forbid it.
+  static constexpr int kMinBlocks =
+      kTiles == 1 && D <= 128 && sizeof(Shared) <= 76 * 1024 &&
+              (D <= 80 || (Key::kBits <= 3 && Value::kBits <= 3 &&
+                           (Key::kRope != Rope::interleaved || Key::kAxis == Axis::channel)))
+          ? 3
+          : 2;
   static_assert(Value::kHeadDim == D && Key::kTensor == mma::Tensor::key && Value::kTensor == mma::Tensor::value);
 
   static KVCC_DEVICE void run(const Params& p, Shared& shared) {
@@ -122,25 +132,30 @@ struct Attention {
   /// Page i of the sequence.
   static KVCC_DEVICE void add_page(const Params& p, Shared& shared, const Slots& slots, int32_t head, int32_t i,
                                    uint8_t* key_page, uint8_t* value_page, Warp& warp, const Lane& lane) {
-    const Lane at = kTiles > 1 ? fresh_lane() : lane;
+    const Lane at = kTiles > 1 || Shared::kPark ? fresh_lane() : lane;
     const uint32_t* const key_tile = tile_at(key_page, shared.key_word[at.column]);
     const uint32_t* const value_tile = tile_at(value_page, shared.value_word[at.column]);
     const int32_t block = i + p.key.sink / KVCC_ROPE_BLOCK;
     MmaCodes<Key> key_codes;
-    key_codes.load(key_tile, 0, at.lane);
+    constexpr bool kLate =
+        Shared::kPark && kTiles == 1;  // codes are loaded after the outliers, whose code needs the registers
+    if constexpr (!kLate) key_codes.load(key_tile, 0, at.lane);
     uint32_t key_range[8] = {};
     if constexpr (Key::kAxis == Axis::token) load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
+    if constexpr (Shared::kPark) warp.mix.template park<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
       score_outliers<Key>(score, shared.outliers[at.warp].weight, p.key, key_page, key_tile, head, block,
                           warp.first_tile, shared.tables.keys, p.rope);
     }
+    if constexpr (kLate) key_codes.load(key_tile, 0, at.lane);
     if constexpr (Key::kRope != Rope::none) {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
     }
     score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
+    if constexpr (Shared::kPark) warp.mix.template unpark<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
     MmaCodes<Value> value_codes;  // in flight during the softmax; earlier, they would take the keys' registers
-    value_codes.load(value_tile, 0, at.lane);
+    if constexpr (!kLate) value_codes.load(value_tile, 0, at.lane);
     uint32_t value_range[8] = {};
     if constexpr (Value::kAxis == Axis::token) load_ranges<Value>(p.value, value_page, slots, at.row, value_range);
     if (!slots.all()) [[unlikely]] {
@@ -160,6 +175,7 @@ struct Attention {
     if constexpr (Values::kSparse) {
       mix_outliers<Value>(shared.outliers[at.warp], p.value, value_page, value_tile, head, score, shared.tables.values);
     }
+    if constexpr (kLate) value_codes.load(value_tile, 0, at.lane);
     mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
   }
 

@@ -47,6 +47,32 @@ struct Mix {
       }
     }
   }
+  /// Moves all but the sums, and `kFragments` of those, to shared memory and back, for a stretch that neither reads nor
+  /// writes them and needs the registers. [parked(kFragments), 32] of the warp.
+  static KVCC_HD constexpr int parked(int fragments) { return kTiles * 6 + fragments * 4; }
+  template <int kFragments>
+  KVCC_DEVICE void park(float* to, uint32_t lane) {
+    each<kFragments>([&](float& x, int i) { to[i * 32 + static_cast<int>(lane)] = x; });
+    sync_warp();  // or the compiler would see that nothing changes, and keep the registers
+  }
+  template <int kFragments>
+  KVCC_DEVICE void unpark(const float* from, uint32_t lane) {
+    sync_warp();
+    each<kFragments>([&](float& x, int i) { x = from[i * 32 + static_cast<int>(lane)]; });
+  }
+  template <int kFragments, class Do>
+  KVCC_DEVICE void each(const Do& action) {
+    KVCC_UNROLL
+    for (int i = 0; i < kTiles * 2; ++i) {
+      action(reference[i / 2][i % 2], i);
+      action(total[i / 2][i % 2], kTiles * 2 + i);
+      action(offset[i / 2][i % 2], kTiles * 4 + i);
+    }
+    KVCC_UNROLL
+    for (int i = 0; i < kFragments * 4; ++i) {
+      action(sum[i / 4 / (D / 16)][i / 4 % (D / 16)][i % 4], kTiles * 6 + i);
+    }
+  }
   /// Everything times factor[tile][query].
   KVCC_DEVICE void scale(const float (&factor)[kTiles][2]) {
     KVCC_UNROLL
