@@ -28,16 +28,18 @@ constexpr uint8_t kUntouched = 0xab;
 template <class C>
 using Quantiser = std::conditional_t<C::kAxis == Axis::channel, ChannelQuantiser, TokenQuantiser>;
 
+/// Levels reach beyond [-1, 1], so that it shows whether an outlier's code is that of its clamped value.
 template <class C>
 Quantiser<C> make_quantiser(int heads, const std::vector<uint8_t>& bits, int tail, std::mt19937& random) {
+  const auto finish = [](auto q) {
+    for (float& level : q.table.levels) level *= 1.5f;
+    use_levels<C::kTensor>(q.table);
+    return q;
+  };
   if constexpr (C::kAxis == Axis::channel) {
-    auto q = make_channel_quantiser(heads, C::kHeadDim, bits, C::kSparse == Sparse::csr, random);
-    use_levels<C::kTensor>(q.table);
-    return q;
+    return finish(make_channel_quantiser(heads, C::kHeadDim, bits, C::kSparse == Sparse::csr, random));
   } else {
-    auto q = make_token_quantiser(heads, C::kHeadDim, bits, tail, random);
-    use_levels<C::kTensor>(q.table);
-    return q;
+    return finish(make_token_quantiser(heads, C::kHeadDim, bits, tail, random));
   }
 }
 
@@ -212,6 +214,36 @@ TEST(MmaPack, ResidualWindow) {
   check<Tensor::value, 2, 64, Axis::token, Sparse::tail>(2, 2, 1, 200, 135, 3);  // nothing is packed
 }
 
+/// A random division of `total` tokens into calls.
+std::vector<int> random_calls(int total, std::mt19937& random) {
+  std::vector<int> calls;
+  for (int left = total; left > 0; left -= calls.back()) {
+    const int most = random() % 3 == 0 ? 100 : 7;
+    calls.push_back(std::min<int>(left, 1 + static_cast<int>(random() % most)));
+  }
+  return calls;
+}
+template <class C>
+void check_divisions(uint32_t seed) {
+  std::mt19937 random(seed);
+  const int heads = 1 + static_cast<int>(random() % 3), sink = static_cast<int>(random() % 6);
+  const int tokens = 1 + static_cast<int>(random() % 200), tail = 1 + static_cast<int>(random() % 9);
+  const auto q = make_quantiser<C>(heads, std::vector<uint8_t>(heads, C::kBits), tail, random);
+  const auto x = make_rows(tokens, heads * C::kHeadDim, random);
+  const MmaCache wanted = reference::pack_mma(q, C::kTensor, x, {.sink = sink});
+  auto cache = untouched_cache(q, C::kTensor, tokens, {.sink = sink, .capacity = wanted.shape.capacity});
+  const auto calls = random_calls(tokens, random);
+  EXPECT_EQ((append<C>(q, x, 0, calls, seed, view(cache, nullptr))), 0u);
+  ASSERT_NO_FATAL_FAILURE(expect_cache(wanted, cache, tokens))
+      << "seed " << seed << ", tokens " << tokens << ", sink " << sink << ", calls " << calls.size();
+}
+TEST(MmaPack, AnyDivisionIntoCallsGivesTheSame) {
+  for (uint32_t seed = 1; seed <= 20; ++seed) {
+    check_divisions<MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr>>(seed);
+    check_divisions<MmaConfig<Tensor::value, 2, 80, Axis::token, Sparse::tail>>(seed);
+  }
+}
+
 // More records than are moved at a time (512): every fourth value is an outlier.
 TEST(MmaPack, ManyRecordsMoveInSeveralChunks) {
   using C = MmaConfig<Tensor::value, 3, 256, Axis::token, Sparse::tail>;
@@ -343,19 +375,24 @@ TEST(MmaPackOverflow, TileIsReportedAndPackedAgain) {
   const auto x = make_rows(64, 128, random);
   const MmaCache wanted = reference::pack_mma(q, Tensor::key, x, {});
   ASSERT_GT(*std::min_element(wanted.needed.begin(), wanted.needed.end()), 33u);
-  for (const auto& calls : {std::vector<int>{64}, std::vector<int>{5, 1, 40, 18}, std::vector<int>(64, 1)}) {
-    auto small = untouched_cache(q, Tensor::key, 64, {.capacity = 32});
-    append<SmallKey>(q, x, 0, calls, 0, view(small, nullptr));
-    EXPECT_EQ(small.needed, wanted.needed);
-    const mma::PageShape &s = small.shape, &w = wanted.shape;
-    EXPECT_EQ(std::memcmp(small.page(0), wanted.page(0), mma::records_offset(s)), 0);
-    for (uint32_t h = 0; h < 2; ++h) {
-      EXPECT_EQ(std::memcmp(small.page(0) + mma::records_offset(s) + h * s.capacity * 4,
-                            wanted.page(0) + mma::records_offset(w) + h * w.capacity * 4, s.capacity * 4),
-                0);
+  const mma::PageShape& w = wanted.shape;
+  for (uint32_t capacity = 4; capacity < w.capacity; capacity += 100) {
+    for (const auto& calls : {std::vector<int>{64}, std::vector<int>{5, 1, 40, 18}, std::vector<int>(64, 1)}) {
+      auto small = untouched_cache(q, Tensor::key, 64, {.capacity = capacity});
+      const mma::PageShape& s = small.shape;
+      append<SmallKey>(q, x, 0, calls, 0, view(small, nullptr));
+      ASSERT_EQ(small.needed, wanted.needed);
+      ASSERT_EQ(std::memcmp(small.page(0), wanted.page(0), mma::records_offset(s)), 0);
+      for (uint32_t h = 0; h < 2; ++h) {
+        ASSERT_EQ(std::memcmp(small.page(0) + mma::records_offset(s) + h * capacity * 4,
+                              wanted.page(0) + mma::records_offset(w) + h * w.capacity * 4,
+                              std::min(capacity, wanted.needed[h]) * 4),
+                  0)
+            << "capacity " << capacity << ", head " << h << ", " << calls.size() << " calls";
+      }
+      ASSERT_TRUE(std::all_of(small.pages.begin() + mma::records_offset(s) + 2 * capacity * 4, small.pages.end(),
+                              [](uint8_t byte) { return byte == kUntouched; }));
     }
-    EXPECT_TRUE(std::all_of(small.pages.begin() + mma::records_offset(s) + 2 * s.capacity * 4, small.pages.end(),
-                            [](uint8_t byte) { return byte == kUntouched; }));
   }
   auto grown = untouched_cache(q, Tensor::key, 64, {.capacity = wanted.shape.capacity});
   append<SmallKey>(q, x, 0, {64}, 0, view(grown, nullptr));
