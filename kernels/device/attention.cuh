@@ -190,7 +190,7 @@ struct Attention {
     for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
     }
-    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, at);
+    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, this_lane());
     store(p, shared, block);
   }
 
