@@ -46,6 +46,13 @@ class CudaLauncher : public Launcher {
     device_.has_clock = !device_.emulated || std::getenv("KVCC_GPU_FAKE_CLOCK") != nullptr;
   }
 
+  ~CudaLauncher() override {
+    if (!stream_) return;
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+    cudaStreamDestroy(stream_);
+  }
+
   const Device& device() const override { return device_; }
 
   void* allocate(size_t bytes) override {

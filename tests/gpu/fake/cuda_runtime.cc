@@ -83,6 +83,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return *event = new FakeEvent, cudaSuccess; }
+cudaError_t cudaEventDestroy(cudaEvent_t event) { return delete event, cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const cudaError_t error = cudaStreamSynchronize(stream);
+  delete stream;
+  the_stream = nullptr;
+  return error;
+}
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   event->when = -1;
   return enqueue(stream, [=] { event->when = stream->now; });

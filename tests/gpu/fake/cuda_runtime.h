@@ -38,6 +38,8 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
 cudaError_t cudaStreamCreate(cudaStream_t* stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaEventCreate(cudaEvent_t* event);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
 cudaError_t cudaMalloc(void** memory, size_t bytes);
