@@ -35,7 +35,7 @@ struct AttentionShared {
   WarpTotals<G> totals;
   /// Where registers do not suffice for keys beside all that is gathered of the values.
   static constexpr bool kPark = D * Plan::kTiles > 192;
-  static constexpr int kParkedSums = kMmaSparse<Key> || Values::kSparse ? (D > 192 ? 8 : 2) : 0;
+  static constexpr int kParkedSums = D > 192 ? 8 : kMmaSparse<Key> || Values::kSparse ? 2 : 0;
   float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, Plan::kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
