@@ -35,7 +35,7 @@ struct MmaKeyScores {
   using Plan = typename Shared::Plan;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile, kTiles = Plan::kTiles;
-  static constexpr int kMinBlocks = D * kTiles <= 128 ? 4 : kTiles == 1 && D <= 192 ? 3 : 2;
+  static constexpr int kMinBlocks = D * kTiles < 128 ? 4 : kTiles == 1 && D <= 192 ? 3 : 2;
   static_assert(Config::kTensor == mma::Tensor::key);
 
   static KVCC_DEVICE void run(const Params& p, Shared& shared) {
