@@ -35,7 +35,7 @@ APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip cu
        libhdf5-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev nlohmann-json3-dev libpcre2-dev \
        libssl-dev librapidcheck-dev
 
-.PHONY: build tests demo test full check format bench install clean help deps apt venv oracles nvcc model text golden
+.PHONY: build tests demo test full check format bench bars install clean help deps apt venv oracles nvcc model text golden
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -114,9 +114,10 @@ SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cuh' '*.inc' | grep -v '^tests/go
 format:  ## clang-format (Debian 12's, version 14) over the tree
 	@clang-format -i $(filter-out %.inc,$(SOURCES))
 
-check: tests oracles  ## formatter, include rules, and the tests without torch under ASan and UBSan
+check: tests oracles nvcc  ## formatter, include rules, bars of the shipped kernels, and the tests without torch under ASan and UBSan
 	@clang-format --dry-run -Werror $(filter-out %.inc,$(SOURCES))
 	@cd $(BUILD) && ctest --output-on-failure -R '^(Includes|Headers|Structure)'
+	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS) -R '^py\.(codegen\.test_(shipped|full_bars)|kernels\.ptx\.test_full_outliers)$$'
 	cmake -S . -B $(BUILD)-sanitize -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1' -DKVCC_TORCH=OFF \
 	  -DKVCC_SANITIZE=address,undefined -DKVCC_PYTHON=$(abspath $(PY))
 	cmake --build $(BUILD)-sanitize -j $(JOBS)
@@ -125,8 +126,12 @@ check: tests oracles  ## formatter, include rules, and the tests without torch u
 golden: tests  ## rewrite the kept emitted units in tests/golden
 	KVCC_UPDATE_GOLDEN=1 $(BUILD)/tests/test_codegen --gtest_filter='*olden*'
 
-bench: build oracles model  ## speed and memory as ratios against the reference, in one run (about ten minutes)
+bench: tests oracles model nvcc  ## speed and memory as ratios against the reference, in one run; predicted times of the kernels (about ten minutes)
 	@$(PY) tests/bench/bench.py --kvcc $(KVCC) --model $(MODEL)
+	@KVCC_BUILD=$(abspath $(BUILD)) $(PY) tests/bench/predictions.py
+
+bars: tests oracles nvcc  ## rewrite the bars of the shipped kernels (kernels/list) from measurement
+	@$(PY) tests/codegen/measure_bars.py $(BUILD)
 
 install: build  ## PREFIX=… : programs, libtorch, device headers; works away from the build folder
 	@cmake --install $(BUILD) --prefix $(PREFIX)
