@@ -40,9 +40,10 @@ typedef struct KvccCache {
   const float* lower;         /* [H, D] thresholds; null without csr part. Only the pack families read them */
   const float* upper;         /* [H, D] */
   const uint32_t* head_words; /* [H] first word of each head's codes in a page; null when all heads have one width */
-  uint32_t* needed;           /* linear-1: [S, N] csr records that each page needs; mma-1: [S, N, H] records that each
-                                 tile needs. Written by pack; above sparse_capacity the page must be packed again with
-                                 a larger capacity before it is read. Null without csr (linear-1), sparse part (mma-1) */
+  uint32_t* needed;           /* linear-1: [S, N] csr records that each page needs; above sparse_capacity the page must
+                                 be packed again with a larger capacity before it is read. mma-1: [S, N, H] records that
+                                 each tile needs; above sparse_capacity the tile does not hold the call's tokens, see
+                                 repeat_above. Written by pack. Null without csr (linear-1), sparse part (mma-1) */
   int64_t page_bytes;         /* bytes of a page, a multiple of 128 */
   int32_t code_words;         /* 32-bit words of codes in a page */
   int32_t sparse_capacity;    /* linear-1: csr records a page can hold, 0 without csr part; mma-1: records a tile (one
@@ -67,6 +68,13 @@ typedef struct KvccPackParams {
   /* mma-1, token axis only, else null: what the _select entry finds and the pack entry reads. */
   uint32_t* selected; /* [S, count, 2 * tail] outliers of a token, columns ascending: column | fp16 value << 16 */
   float* inliers;     /* [S, count, 2] least and greatest inlier of a token */
+  /* mma-1, else 0. A tile that would need more records than sparse_capacity keeps the class ends and records of its
+   * earlier tokens, and `needed` says how many it would have. The host looks at `needed` before the next call that
+   * appends to the page; where it is above the capacity, it copies the pages to larger ones (copy_pages) and repeats
+   * the call on them, with the old capacity as repeat_above: tiles whose `needed` is not above it hold the call's
+   * tokens already and are left alone. 0: every tile is packed. Repeating sink rows, ranges and select changes nothing.
+   */
+  int32_t repeat_above;
 } KvccPackParams;
 
 /* key_scores: scores[s, h * group + g, p] = multiplier * <query, RoPE_p(key)> for p < lengths[s]. */

@@ -162,8 +162,8 @@ struct PageShape {
 };
 
 KVCC_HD constexpr uint64_t ranges_offset(const PageShape& s) { return uint64_t{s.code_words} * 4u; }
-/// Class ends: u16 [heads, classes]: records of the tile up to and including the class. An end above the capacity says
-/// that the page must be packed again with a larger one before it is read.
+/// Class ends: u16 [heads, classes]: records of the tile up to and including the class. Pack writes none above the
+/// capacity.
 KVCC_HD constexpr uint64_t ends_offset(const PageShape& s) {
   return ranges_offset(s) + (s.ranges ? kPageTokens * sizeof(linear::RangeRecord) : 0u);
 }

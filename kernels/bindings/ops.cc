@@ -70,7 +70,8 @@ KvccRope rope_of(const Arguments& arguments, at::TensorList rope, int64_t rotary
 }
 
 void pack(const char* op, const std::string& tensor, c10::string_view folder, int64_t layer, const at::Tensor& x,
-          const at::Tensor& first, const at::Tensor& status, int64_t max_length, CacheTensors tensors) {
+          const at::Tensor& first, const at::Tensor& status, int64_t max_length, int64_t repeat_above,
+          CacheTensors tensors) {
   Call call(op, op, folder, "x", x);
   const Arguments& arguments = call.arguments;
   const Unit& unit = call.units.front();
@@ -83,6 +84,7 @@ void pack(const char* op, const std::string& tensor, c10::string_view folder, in
   p.first = arguments.address<int32_t>(first, "first", at::kInt, {sequences});
   p.status = arguments.address<uint32_t>(status, "status", at::kInt, {1});
   p.count = arguments.number(count, "count");
+  p.repeat_above = arguments.number(repeat_above, "repeat_above");
   at::Tensor selected, inliers;
   if (unit.facts.token_axis) {
     inliers = at::empty({sequences, count, 2}, call.floats());
@@ -140,8 +142,8 @@ void pack_key(c10::string_view kernels, int64_t layer, const at::Tensor& x, cons
               const at::Tensor& pages, const at::Tensor& status, int64_t max_length, int64_t capacity,
               const OptionalTensor& page_table, const OptionalTensor& exact, const OptionalTensor& scale,
               const OptionalTensor& zero, const OptionalTensor& lower, const OptionalTensor& upper,
-              const OptionalTensor& needed) {
-  pack("pack_key", "key", kernels, layer, x, first, status, max_length,
+              const OptionalTensor& needed, int64_t repeat_above) {
+  pack("pack_key", "key", kernels, layer, x, first, status, max_length, repeat_above,
        {pages, capacity, page_table, kNone, exact, scale, zero, lower, upper, needed, ""});
 }
 
@@ -149,8 +151,8 @@ void pack_value(c10::string_view kernels, int64_t layer, const at::Tensor& x, co
                 const at::Tensor& pages, const at::Tensor& status, int64_t max_length, int64_t capacity,
                 const OptionalTensor& page_table, const OptionalTensor& exact, const OptionalTensor& scale,
                 const OptionalTensor& zero, const OptionalTensor& lower, const OptionalTensor& upper,
-                const OptionalTensor& needed) {
-  pack("pack_value", "value", kernels, layer, x, first, status, max_length,
+                const OptionalTensor& needed, int64_t repeat_above) {
+  pack("pack_value", "value", kernels, layer, x, first, status, max_length, repeat_above,
        {pages, capacity, page_table, kNone, exact, scale, zero, lower, upper, needed, ""});
 }
 

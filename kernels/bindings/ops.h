@@ -13,12 +13,12 @@ void pack_key(c10::string_view kernels, int64_t layer, const at::Tensor& x, cons
               const at::Tensor& pages, const at::Tensor& status, int64_t max_length, int64_t capacity,
               const OptionalTensor& page_table, const OptionalTensor& exact, const OptionalTensor& scale,
               const OptionalTensor& zero, const OptionalTensor& lower, const OptionalTensor& upper,
-              const OptionalTensor& needed);
+              const OptionalTensor& needed, int64_t repeat_above);
 void pack_value(c10::string_view kernels, int64_t layer, const at::Tensor& x, const at::Tensor& first,
                 const at::Tensor& pages, const at::Tensor& status, int64_t max_length, int64_t capacity,
                 const OptionalTensor& page_table, const OptionalTensor& exact, const OptionalTensor& scale,
                 const OptionalTensor& zero, const OptionalTensor& lower, const OptionalTensor& upper,
-                const OptionalTensor& needed);
+                const OptionalTensor& needed, int64_t repeat_above);
 at::Tensor dequantise(c10::string_view kernels, c10::string_view tensor, int64_t layer, const at::Tensor& pages,
                       const at::Tensor& lengths, const at::Tensor& first, int64_t count, int64_t max_length,
                       int64_t capacity, const OptionalTensor& page_table, const OptionalTensor& exact,

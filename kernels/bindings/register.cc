@@ -7,6 +7,7 @@
 //   exact       float16 [S, sink + residual, H, D]; scale, zero, lower, upper float32 [H, D] of the artifact
 //   needed      int32 [S, N, H]; status int32 [1]
 //   rope        of rope_tables on the queries' device; empty without RoPE
+//   repeat_above: 0, or the capacity of a call that is repeated on larger pages, see KvccPackParams (launch.h)
 // Shapes of the rest as in formats/layout/mma_launch.h. A capacity of -1 is the default of the folder.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -50,7 +51,7 @@ at::Tensor attention_meta(c10::string_view kernels, int64_t, const at::Tensor& q
 
 void pack_meta(c10::string_view, int64_t, const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                c10::SymInt, int64_t, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
-               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&) {}
+               const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, const OptionalTensor&, int64_t) {}
 
 void copy_pages_meta(c10::string_view, c10::string_view, int64_t, const at::Tensor&, const at::Tensor&,
                      const at::Tensor&, int64_t, int64_t) {}
@@ -58,7 +59,7 @@ void copy_pages_meta(c10::string_view, c10::string_view, int64_t, const at::Tens
 constexpr char kPackArguments[] =
     "(str kernels, int layer, Tensor x, Tensor first, Tensor(a!) pages, Tensor(b!) status, SymInt max_length, *, "
     "int capacity=-1, Tensor? page_table=None, Tensor(c!)? exact=None, Tensor? scale=None, Tensor? zero=None, "
-    "Tensor? lower=None, Tensor? upper=None, Tensor(d!)? needed=None) -> ()";
+    "Tensor? lower=None, Tensor? upper=None, Tensor(d!)? needed=None, int repeat_above=0) -> ()";
 
 }  // namespace
 

@@ -2,7 +2,8 @@
 // tokens have there, and those that x brings, so that a tile is read and written at most once a call.
 //   grid   (2 + pages, head, sequence); kvcc_grid_mma_pack. Block 0 writes sink rows, block 1 + i page i of the range.
 //          On the token axis MmaSelect (mma_select.cuh) goes before
-//   phases the earlier tokens' codes; the new ones'; words. With a sparse part also those of MmaRecords
+//   phases the earlier tokens' codes; the new ones'; words. With a sparse part also those of MmaRecords. A tile whose
+//          list is too short keeps class ends and records of its earlier tokens
 #pragma once
 
 #include <type_traits>
@@ -39,6 +40,8 @@ struct MmaPack {
     const Place at = place(p, b);
     if (at.low >= at.high) return 0;
     if constexpr (kSparse) {
+      // Read before the first barrier, written after it: all threads find the same.
+      if (p.repeat_above > 0 && *needed(p, b, at) <= static_cast<uint32_t>(p.repeat_above)) return 0;
       const uint16_t* const ends = earlier_ends(p, b, at);
       const uint32_t earlier = ends != nullptr ? ends[Records::kClasses - 1u] : 0u;
       return kMove + 2 * Records::chunks(earlier, list(p, b, at).capacity) + 1;
@@ -78,6 +81,9 @@ struct MmaPack {
   }
   static KVCC_HD typename Records::List list(const Params& p, const Block& b, const Place& at) {
     return {mma_records<Config>(p.cache, base(p, b, at), head(b)), static_cast<uint32_t>(p.cache.sparse_capacity)};
+  }
+  static KVCC_HD uint32_t* needed(const Params& p, const Block& b, const Place& at) {
+    return p.cache.needed + (static_cast<int64_t>(b.z) * p.cache.max_pages + at.page) * p.cache.heads + head(b);
   }
   /// Number of a page's token in x, over all sequences.
   static KVCC_HD int64_t x_token(const Params& p, const Block& b, const Place& at, int32_t token) {
@@ -153,12 +159,12 @@ struct MmaPack {
     const typename Records::Tokens tokens = {static_cast<uint32_t>(at.low), static_cast<uint32_t>(at.high)};
     if (k == 2) return Records::count(tokens, thread, records);
     if (k == 3) return Records::sum_runs(thread, records);
-    if (k == 4) {
-      const int64_t slot = static_cast<int64_t>(b.z) * p.cache.max_pages + at.page;
-      return Records::sum_classes(mma_ends<Config>(p.cache, base(p, b, at), head(b)),
-                                  p.cache.needed + slot * p.cache.heads + head(b), thread, records);
-    }
     const typename Records::List to = list(p, b, at);
+    if (k == 4) {
+      return Records::sum_classes(mma_ends<Config>(p.cache, base(p, b, at), head(b)), needed(p, b, at), to.capacity,
+                                  thread, records);
+    }
+    if (!Records::fits(to, records)) return;
     const int step = k - kMove, chunks = Records::chunks(records.end[Records::kClasses - 1u], to.capacity);
     if (step < 2 * chunks) {
       return Records::move(to, static_cast<uint32_t>(chunks - 1 - step / 2), step % 2 == 0, thread, records);

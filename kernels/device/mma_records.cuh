@@ -1,6 +1,7 @@
 // New records into a tile's list: earlier ones move up, new ones follow those of their class. A class lists its records
 // by token and new tokens come after all earlier ones, so every place is known from counts: the list depends neither on
-// the schedule nor on how tokens are divided into calls.
+// the schedule nor on how tokens are divided into calls. When the list would be too long, it stays that of the earlier
+// tokens.
 //   phases mark new outliers by bits; count them by runs; sum over runs; sum over classes; move earlier records, two
 //          phases a chunk, back to front; write new ones
 #pragma once
@@ -26,6 +27,7 @@ struct MmaRecords {
     uint32_t added[kClasses];                        ///< new records of a class
     uint32_t shift[kClasses];                        ///< new records of the classes before
     uint32_t end[kClasses];                          ///< earlier records up to and including the class
+    uint32_t needed;                                 ///< records of the tile, earlier and new ones
     mma::Record moved[kChunk];
   };
   struct Tokens {
@@ -36,7 +38,7 @@ struct MmaRecords {
     uint32_t capacity;
   };
 
-  /// Chunks of `earlier` records that lie in a list: class ends may be above the capacity.
+  /// Chunks of `earlier` records that lie in a list: class ends of a page that no pack wrote may be above the capacity.
   static KVCC_HD int chunks(uint32_t earlier, uint32_t capacity) {
     return static_cast<int>(((earlier < capacity ? earlier : capacity) + kChunk - 1u) / kChunk);
   }
@@ -67,16 +69,23 @@ struct MmaRecords {
     shared.added[thread] = sum;
   }
 
-  /// Writes the class ends, true counts, and the records that the tile needs.
-  static KVCC_HD void sum_classes(uint16_t* ends, uint32_t* needed, int thread, Shared& shared) {
+  /// Writes the number of records that the tile needs, and the class ends: those of the earlier tokens when the list is
+  /// too short.
+  static KVCC_HD void sum_classes(uint16_t* ends, uint32_t* needed, uint32_t capacity, int thread, Shared& shared) {
     if (thread >= static_cast<int>(kClasses)) return;
-    uint32_t before = 0;
-    for (int c = 0; c < thread; ++c) before += shared.added[c];
+    uint32_t before = 0, all = shared.end[kClasses - 1u];
+    for (int c = 0; c < static_cast<int>(kClasses); ++c) {
+      if (c < thread) before += shared.added[c];
+      all += shared.added[c];
+    }
     shared.shift[thread] = before;
-    const uint32_t end = shared.end[thread] + before + shared.added[thread];
-    ends[thread] = static_cast<uint16_t>(end);
-    if (thread == static_cast<int>(kClasses) - 1) *needed = end;
+    const uint32_t end = shared.end[thread];
+    ends[thread] = static_cast<uint16_t>(all <= capacity ? end + before + shared.added[thread] : end);
+    if (thread == 0) *needed = shared.needed = all;
   }
+
+  /// Whether the list can hold the new records; move() and write() are for those that can. After sum_classes().
+  static KVCC_HD bool fits(const List& list, const Shared& shared) { return shared.needed <= list.capacity; }
 
   /// Takes the records of a chunk to shared memory, and in the next phase from there to their new places, none of which
   /// lies before the chunk: what earlier chunks hold has not been touched.
@@ -94,7 +103,7 @@ struct MmaRecords {
     }
   }
 
-  /// make(token, channel) gives a new outlier's record; it is called for those that do not fit, too.
+  /// make(token, channel) gives a new outlier's record. Class ends that no pack wrote can't lead past the list.
   template <class Make>
   static KVCC_HD void write(const List& list, const Tokens& tokens, int thread, const Shared& shared,
                             const Make& make) {

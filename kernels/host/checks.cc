@@ -67,6 +67,7 @@ void check(const KernelFacts& kernel, const KvccPackParams& p, const Extent& ext
   c.present(p.first, "first");
   c.present(p.status, "status");
   c.at_least(p.count, 1, "count");
+  c.equal(p.repeat_above, 0, "repeat_above");
 }
 
 void check(const KernelFacts& kernel, const KvccKeyScoresParams& p) {

@@ -51,7 +51,8 @@ void check(const KernelFacts& key, const KernelFacts& value, const KvccAttention
 void check(const std::string& kernel, const KvccCopyPagesParams& params);
 
 /// Largest number of records that any of the pages (linear-1) or tiles (mma-1) packed needs. Above
-/// cache.sparse_capacity the host makes larger pages and packs again. `needed` [count], copied from the device.
+/// cache.sparse_capacity the host makes larger pages and packs their tokens again (linear-1), or copies the pages and
+/// repeats the call (mma-1, KvccPackParams.repeat_above). `needed` [count], copied from the device.
 uint32_t most_needed(const uint32_t* needed, int64_t count);
 
 /// The checks of layout mma-1 that those above hand over to.

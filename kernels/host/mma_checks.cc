@@ -125,6 +125,11 @@ void check(const KernelFacts& kernel, const KvccPackParams& p, const Extent& ext
   c.present(p.status, "status", 4);
   c.at_least(p.count, 1, "count");
   c.at_most(p.cache.heads, kGridLimit, "heads");
+  if (kernel.sparse == linear::Sparse::none) {
+    c.equal(p.repeat_above, 0, "repeat_above");
+  } else {
+    c.at_least(p.repeat_above, 0, "repeat_above");
+  }
   if (!kernel.token_axis) {
     c.absent(p.selected, "selected", "scales are static");
     c.absent(p.inliers, "inliers", "scales are static");
@@ -152,7 +157,7 @@ void check(const KernelFacts& kernel, const KvccValueMixParams& p, const Extent&
 void check(const KernelFacts& kernel, const KvccDequantiseParams& p, const Extent& extent) {
   const Checker c(kernel.name);
   check_cache(c, kernel, p.cache, extent, {"cache.", false});
-  c.present(p.out, "out", kWide);
+  c.present(p.out, "out", 8);
   c.present(p.first, "first", 4);
   c.at_least(p.count, 1, "count");
   c.at_most(p.cache.heads, kGridLimit, "heads");

@@ -177,7 +177,7 @@ EncodedToken read_token(const LevelTable& table, const MmaCache& cache, int64_t 
     if (const uint32_t count = ends[cache.shape.classes - 1]; count > cache.shape.capacity) {
       throw Error(ErrorKind::failed, "page " + std::to_string(page) + ", head " + std::to_string(h),
                   std::to_string(count) + " records in a tile for " + std::to_string(cache.shape.capacity),
-                  "a page whose records were all kept: pack it again with a larger capacity");
+                  "class ends within the capacity, as pack writes them");
     }
     for (uint32_t k = 0, i = 0; k < cache.shape.classes; ++k) {
       for (; i < ends[k]; ++i) {

@@ -41,7 +41,7 @@ MmaCache pack_mma(const ChannelQuantiser& q, mma::Tensor tensor, std::span<const
 MmaCache pack_mma(const TokenQuantiser& q, mma::Tensor tensor, std::span<const float> x, const CacheOptions& options);
 
 /// The same codes, ranges, records and exact rows in the other layout; nothing is decoded. capacity: of a tile, or of a
-/// page's csr part, made larger as in packing. Throws Error(failed) for a tile whose records were not all kept.
+/// page's csr part, made larger as in packing. Throws Error(failed) for a tile with class ends above its capacity.
 MmaCache to_mma(const ChannelQuantiser& q, const LinearCache& cache, mma::Tensor tensor, uint32_t capacity);
 MmaCache to_mma(const TokenQuantiser& q, const LinearCache& cache, mma::Tensor tensor, uint32_t capacity);
 LinearCache to_linear(const ChannelQuantiser& q, const MmaCache& cache, uint32_t capacity);

@@ -74,6 +74,7 @@ TEST(Checks, PackNamesTheWrongArgument) {
   EXPECT_THAT(with([](P& q) { q.x = nullptr; }), HasSubstr("x: null"));
   EXPECT_THAT(with([](P& q) { q.status = nullptr; }), HasSubstr("status"));
   EXPECT_THAT(with([](P& q) { q.count = 0; }), HasSubstr("count: 0; wanted at least 1"));
+  EXPECT_THAT(with([](P& q) { q.repeat_above = 8; }), HasSubstr("repeat_above: 8; wanted 0"));
   EXPECT_EQ(with([](P& q) { q.cache.lengths = nullptr; }), "accepted");  // pack does not read it
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "formats/layout/mma_launch.h"
 #include "kernels/device/mma_pack.cuh"
 #include "tests/kernels/mma_cases.h"
 
@@ -54,9 +55,10 @@ void launch_pack(KvccPackParams p, uint32_t seed) {
 }
 
 /// Appends rows of x [T, H, D] to a cache of one sequence that has `first` tokens, in calls of the given lengths.
+/// Returns the status.
 template <class C, class Q>
 uint32_t append(const Q& q, const std::vector<float>& x, int32_t first, const std::vector<int>& calls, uint32_t seed,
-                KvccCache cache) {
+                KvccCache cache, int32_t repeat_above = 0) {
   uint32_t status = 0;
   const size_t columns = static_cast<size_t>(q.heads) * q.dim;
   for (const int count : calls) {
@@ -69,6 +71,7 @@ uint32_t append(const Q& q, const std::vector<float>& x, int32_t first, const st
     p.first = &first;
     p.count = count;
     p.status = &status;
+    p.repeat_above = repeat_above;
     launch_pack<C>(p, seed);
     first += count;
   }
@@ -80,6 +83,22 @@ MmaCache untouched_cache(const Q& q, Tensor tensor, int64_t tokens, const refere
   MmaCache cache = reference::make_mma_cache(q, tensor, tokens, options);
   std::fill(cache.pages.begin(), cache.pages.end(), kUntouched);
   return cache;
+}
+
+/// For copy_pages: pairs of a page of `from` and a page of `to`, which live as long as the params.
+inline KvccCopyPagesParams copy_params(MmaCache& from, MmaCache& to, const std::vector<int32_t>& pairs) {
+  KvccCopyPagesParams p{};
+  p.source = from.pages.data();
+  p.target = to.pages.data();
+  p.pairs = pairs.data();
+  p.source_page_bytes = static_cast<int64_t>(mma::page_bytes(from.shape));
+  p.target_page_bytes = static_cast<int64_t>(mma::page_bytes(to.shape));
+  p.fixed_bytes = static_cast<int64_t>(mma::records_offset(from.shape));
+  p.lists = from.shape.classes > 0 ? from.heads : 0;
+  p.source_capacity = static_cast<int32_t>(from.shape.capacity);
+  p.target_capacity = static_cast<int32_t>(to.shape.capacity);
+  p.count = static_cast<int32_t>(pairs.size() / 2);
+  return p;
 }
 
 /// Which bytes of a page of `tokens` tokens mean something.

@@ -206,6 +206,7 @@ TEST(MmaChecks, PackKey) {
       {"first: null", [](P& p) { p.first = nullptr; }},
       {"status: null", [](P& p) { p.status = nullptr; }},
       {"count: 0; wanted at least 1", [](P& p) { p.count = 0; }},
+      {"repeat_above: -1; wanted at least 0", [](P& p) { p.repeat_above = -1; }},
       {"selected: an address; wanted null: scales are static", [](P& p) { p.selected = device<uint32_t>(); }},
       {"inliers: an address; wanted null: scales are static", [](P& p) { p.inliers = device<float>(); }},
   };
@@ -214,6 +215,7 @@ TEST(MmaChecks, PackKey) {
       "pack_key");
   P p = good_pack(f);
   p.cache.lengths = nullptr;  // pack does not read it
+  p.repeat_above = 176;
   EXPECT_EQ(refusal([&] { check(f, p, kExtent); }), "accepted");
 }
 
@@ -241,6 +243,7 @@ TEST(MmaChecks, WithoutSparsePart) {
   expect_each<P>(
       {{"cache.sparse_capacity: 4; wanted 0", [](P& q) { q.cache.sparse_capacity = 4; }},
        {"cache.tail: 1; wanted 0", [](P& q) { q.cache.tail = 1; }},
+       {"repeat_above: 4; wanted 0", [](P& q) { q.repeat_above = 4; }},
        {"selected: an address; wanted null: the kernel has no sparse part",
         [](P& q) { q.selected = device<uint32_t>(); }}},
       p, [&](const P& q) { check(f, q, kExtent); }, "pack_value");
@@ -331,6 +334,7 @@ TEST(MmaChecks, Dequantise) {
   const KernelFacts f = value_facts("dequantise_value");
   const P good{good_cache(f), device<float>(), device<int32_t>(), 5};
   const std::vector<Spoil<P>> own = {{"out: null", [](P& p) { p.out = nullptr; }},
+                                     {"out: not aligned; wanted 8-byte", [](P& p) { shift(p.out, 4); }},
                                      {"first: null", [](P& p) { p.first = nullptr; }},
                                      {"count: 0; wanted at least 1", [](P& p) { p.count = 0; }}};
   expect_each<P>(

@@ -1,5 +1,5 @@
-// What a pool of mma-1 pages goes through: tiles with more records than their lists hold, pages moved to larger ones,
-// values that cannot be stored.
+// What a pool of mma-1 pages goes through: pages moved to larger ones, values that cannot be stored. Tiles with more
+// records than their lists hold: mma_repeat_test.cc.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,53 +12,6 @@ namespace kvcc::test {
 namespace {
 
 using SmallKey = MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr, Rope::half, 64, 8, Dtype::f32>;
-
-// A tile with more outliers than its list holds is reported and never written past, however the tokens come; what fits
-// is as if the list were cut; and packing again with a larger capacity is right.
-TEST(MmaPackOverflow, TileIsReportedAndPackedAgain) {
-  std::mt19937 random(9);
-  const auto q = make_quantiser<SmallKey>(2, {3, 3}, 0, random);
-  const auto x = make_rows(64, 128, random);
-  const MmaCache wanted = reference::pack_mma(q, Tensor::key, x, {});
-  ASSERT_GT(*std::min_element(wanted.needed.begin(), wanted.needed.end()), 33u);
-  const mma::PageShape& w = wanted.shape;
-  for (uint32_t capacity = 4; capacity < w.capacity; capacity += 100) {
-    for (const auto& calls : {std::vector<int>{64}, std::vector<int>{5, 1, 40, 18}, std::vector<int>(64, 1)}) {
-      auto small = untouched_cache(q, Tensor::key, 64, {.capacity = capacity});
-      const mma::PageShape& s = small.shape;
-      append<SmallKey>(q, x, 0, calls, 0, view(small, nullptr));
-      ASSERT_EQ(small.needed, wanted.needed);
-      ASSERT_EQ(std::memcmp(small.page(0), wanted.page(0), mma::records_offset(s)), 0);
-      for (uint32_t h = 0; h < 2; ++h) {
-        ASSERT_EQ(std::memcmp(small.page(0) + mma::records_offset(s) + h * capacity * 4,
-                              wanted.page(0) + mma::records_offset(w) + h * w.capacity * 4,
-                              std::min(capacity, wanted.needed[h]) * 4),
-                  0)
-            << "capacity " << capacity << ", head " << h << ", " << calls.size() << " calls";
-      }
-      ASSERT_TRUE(std::all_of(small.pages.begin() + mma::records_offset(s) + 2 * capacity * 4, small.pages.end(),
-                              [](uint8_t byte) { return byte == kUntouched; }));
-    }
-  }
-  auto grown = untouched_cache(q, Tensor::key, 64, {.capacity = wanted.shape.capacity});
-  append<SmallKey>(q, x, 0, {64}, 0, view(grown, nullptr));
-  expect_cache(wanted, grown, 64);
-}
-
-KvccCopyPagesParams copy_params(MmaCache& from, MmaCache& to, const std::vector<int32_t>& pairs) {
-  KvccCopyPagesParams p{};
-  p.source = from.pages.data();
-  p.target = to.pages.data();
-  p.pairs = pairs.data();
-  p.source_page_bytes = static_cast<int64_t>(mma::page_bytes(from.shape));
-  p.target_page_bytes = static_cast<int64_t>(mma::page_bytes(to.shape));
-  p.fixed_bytes = static_cast<int64_t>(mma::records_offset(from.shape));
-  p.lists = from.shape.classes > 0 ? from.heads : 0;
-  p.source_capacity = static_cast<int32_t>(from.shape.capacity);
-  p.target_capacity = static_cast<int32_t>(to.shape.capacity);
-  p.count = static_cast<int32_t>(pairs.size() / 2);
-  return p;
-}
 
 // Pages move to a pool with a larger capacity, in another order, and appending goes on there.
 TEST(CopyPages, GrowsTheCapacityAndAppendingGoesOn) {

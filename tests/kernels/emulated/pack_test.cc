@@ -1,5 +1,6 @@
 // Every shipped row of pack_key and pack_value of layout mma-1 in the emulator: bytes equal to the reference's, under
 // every schedule. Pages start as 0xab, so that whatever is written beside the layout's parts shows.
+#include "kernels/device/copy_pages.cuh"
 #include "kernels/device/mma_pack.cuh"
 #include "tests/kernels/emulated/batches.h"
 
@@ -19,7 +20,7 @@ struct Pool {
 /// x [sequences, count, H, D] appended to the cache's sequences at `first`.
 template <class C>
 void launch_pack(const KvccCache& cache, const std::vector<float>& x, const std::vector<int32_t>& first, int count,
-                 uint32_t* status, const emulator::Options& options) {
+                 uint32_t* status, const emulator::Options& options, int32_t repeat_above = 0) {
   const std::vector<uint8_t> bytes = as_dtype(x, C::kDtype);
   std::vector<uint32_t> selected(first.size() * count * 2 * cache.tail, 0xabababab);
   std::vector<float> inliers(first.size() * count * 2, bits_float(0x7fc00000u));
@@ -29,6 +30,7 @@ void launch_pack(const KvccCache& cache, const std::vector<float>& x, const std:
   p.first = first.data();
   p.count = count;
   p.status = status;
+  p.repeat_above = repeat_above;
   if constexpr (C::kAxis == Axis::token) {
     p.selected = selected.data();
     p.inliers = inliers.data();
@@ -44,7 +46,7 @@ int packed_tokens(const Shape& shape, size_t s) {
 
 /// Each sequence alone up to its last few tokens, then these of all sequences in one launch.
 template <class C>
-Pool pack_batch(const Shape& shape, Packed<C>& wanted, const emulator::Options& options, int32_t capacity = -1) {
+Pool pack_batch(const Shape& shape, Packed<C>& wanted, const emulator::Options& options) {
   const size_t sequences = shape.lengths.size(), columns = static_cast<size_t>(shape.heads) * C::kHeadDim;
   Pool pool;
   pool.pages.assign(wanted.batch.pages.size(), kUntouched);
@@ -52,7 +54,6 @@ Pool pack_batch(const Shape& shape, Packed<C>& wanted, const emulator::Options& 
   pool.needed.assign(wanted.batch.needed.size(), 0);
   KvccCache cache = wanted.view();
   cache.lengths = nullptr;
-  if (capacity >= 0) cache.sparse_capacity = capacity;
   cache.pages = pool.pages.data();
   cache.exact = pool.exact.empty() ? nullptr : pool.exact.data();
   cache.needed = cache.needed == nullptr ? nullptr : pool.needed.data();
@@ -129,31 +130,104 @@ void check_row() {
 #define KVCC_TENSOR value
 #include "kernels/list/mma_pack_value.inc"
 
-/// Lists that are too short: the true counts are reported, the codes right, and nothing is written past the lists.
+/// A call that one head's lists are too short for, in the middle of a page and in one that it begins; then the same
+/// call on larger copies of the pages, for the tiles that overflowed alone.
 template <class C>
-void check_overflow() {
-  const Shape shape{"overflow", {kSmall ? 30 : 64}, 0, 0, 0, 1, 1, Outliers::full, 1};
+void check_repeat() {
+  constexpr int kTokens = kSmall ? 20 : 112, kBefore = kSmall ? 8 : 24, kSink = 1, kHeads = 2;
+  const Shape shape{"repeat", {kTokens}, kSink, 0, 0, 1, 1, Outliers::full, kHeads};
   std::mt19937 random(1);
-  Packed<C> wanted = make_packed<C>(shape, random);
-  constexpr uint32_t kCapacity = 40;
-  const mma::PageShape& s = wanted.batch.shape.shape;
-  ASSERT_GT(s.capacity, kCapacity);
-  const Pool found = under_all_schedules(
-      [&](const auto& options) { return pack_batch<C>(shape, wanted, options, static_cast<int32_t>(kCapacity)); });
-  EXPECT_EQ(found.needed, wanted.batch.needed);
-  const size_t first = wanted.batch.page(0, 0) - wanted.batch.pages.data();
-  const uint8_t *page = found.pages.data() + first, *whole = wanted.caches[0].page(0);
-  EXPECT_EQ(std::memcmp(page, whole, s.code_words * 4), 0);
-  EXPECT_EQ(std::memcmp(page + mma::ends_offset(s), whole + mma::ends_offset(s), s.classes * 2), 0);
-  for (size_t i = mma::records_offset(s) + kCapacity * 4; i < mma::page_bytes(s); ++i) {
-    ASSERT_EQ(page[i], kUntouched) << "byte " << i << " lies past the list";
+  const auto q = make_quantiser<C>(shape, {C::kBits, C::kBits}, random);
+  const int columns = kHeads * C::kHeadDim;
+  auto x = make_rows(kTokens, columns, random);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (i % columns < C::kHeadDim) x[i] *= 0.5f;
+  }
+  const auto pack = [&](int tokens, uint32_t capacity) {
+    return reference::pack_mma(q, C::kTensor, {x.begin(), x.begin() + tokens * columns},
+                               {.sink = kSink, .capacity = capacity});
+  };
+  const uint32_t capacity = pack(kBefore, 4).shape.capacity;
+  reference::MmaCache before = pack(kBefore, capacity), wanted = pack(kTokens, 4);
+  ASSERT_EQ(before.shape.capacity, capacity);
+  ASSERT_GT(wanted.needed[0], 0u);
+  ASSERT_LE(wanted.needed[0], capacity);
+  for (size_t i = 1; i < wanted.needed.size(); i += kHeads) ASSERT_GT(wanted.needed[i], capacity);
+
+  const auto make = [&](const reference::MmaCache& like) {
+    reference::MmaCache cache =
+        reference::make_mma_cache(q, C::kTensor, kTokens, {.sink = kSink, .capacity = like.shape.capacity});
+    std::fill(cache.pages.begin(), cache.pages.end(), kUntouched);
+    return cache;
+  };
+  struct Result {
+    std::vector<uint8_t> earlier, failed, pages;
+    std::vector<uint32_t> needed_first, needed;
+    uint32_t status = 0;
+    bool operator==(const Result&) const = default;
+  };
+  const auto run = [&](const emulator::Options& options) {
+    Result result;
+    reference::MmaCache small = make(before), large = make(wanted);
+    const auto launch = [&](reference::MmaCache& cache, int first, int count, int32_t above) {
+      KvccCache c = view(cache, nullptr);
+      set_constants(c, q);
+      const auto from = x.begin() + first * columns;
+      launch_pack<C>(c, {from, from + count * columns}, {first}, count, &result.status, options, above);
+    };
+    launch(small, 0, kBefore, 0);
+    result.earlier = small.pages;
+    launch(small, kBefore, kTokens - kBefore, 0);
+    result.failed = small.pages;
+    large.needed = result.needed_first = small.needed;
+    KvccCopyPagesParams p{};
+    const int32_t pairs[] = {0, 0, 1, 1};
+    p.source = small.pages.data();
+    p.target = large.pages.data();
+    p.pairs = pairs;
+    p.source_page_bytes = static_cast<int64_t>(mma::page_bytes(small.shape));
+    p.target_page_bytes = static_cast<int64_t>(mma::page_bytes(large.shape));
+    p.fixed_bytes = static_cast<int64_t>(mma::records_offset(small.shape));
+    p.lists = kHeads;
+    p.source_capacity = static_cast<int32_t>(small.shape.capacity);
+    p.target_capacity = static_cast<int32_t>(large.shape.capacity);
+    p.count = small.page_count();
+    emulator::run<device::CopyPages>(p, kvcc_grid_copy_pages(&p), options, "copy_pages");
+    launch(large, kBefore, kTokens - kBefore, static_cast<int32_t>(small.shape.capacity));
+    result.pages = large.pages;
+    result.needed = large.needed;
+    return result;
+  };
+  const Result found = under_all_schedules(run);
+  EXPECT_EQ(found.status, 0u);
+  EXPECT_EQ(found.needed_first, wanted.needed);
+  EXPECT_EQ(found.needed, wanted.needed);
+  const mma::PageShape& s = before.shape;
+  const auto part = [&](const std::vector<uint8_t>& pages, int page, uint64_t offset, uint64_t bytes) {
+    const auto from = pages.begin() + page * mma::page_bytes(s) + offset;
+    return std::vector<uint8_t>(from, from + bytes);
+  };
+  // Head 1 of the page that was continued, and of the page that was begun.
+  const uint64_t ends = mma::ends_offset(s) + s.classes * 2, records = mma::records_offset(s) + capacity * 4;
+  EXPECT_EQ(part(found.failed, 0, ends, s.classes * 2), part(found.earlier, 0, ends, s.classes * 2));
+  EXPECT_EQ(part(found.failed, 0, records, capacity * 4), part(found.earlier, 0, records, capacity * 4));
+  if (!kSmall) {
+    EXPECT_EQ(part(found.failed, 1, ends, s.classes * 2), std::vector<uint8_t>(s.classes * 2, 0));
+    EXPECT_EQ(part(found.failed, 1, records, capacity * 4), std::vector<uint8_t>(capacity * 4, kUntouched));
+  }
+  for (int i = 0; i < wanted.page_count(); ++i) {
+    const std::vector<bool> is = meaning(wanted, i, std::min(kTokens - kSink - i * 64, 64));
+    for (size_t b = 0; b < is.size(); ++b) {
+      ASSERT_EQ(found.pages[i * is.size() + b], is[b] ? wanted.page(i)[b] : kUntouched)
+          << "page " << i << ", byte " << b;
+    }
   }
 }
-TEST(EmulatedPackKey, OverflowIsReportedAndNotWritten) {
-  check_overflow<MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr>>();
+TEST(EmulatedPackKey, OverflowIsRepeatedOnLargerPages) {
+  check_repeat<MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr>>();
 }
-TEST(EmulatedPackValue, OverflowIsReportedAndNotWritten) {
-  check_overflow<MmaConfig<Tensor::value, 3, 64, Axis::token, Sparse::tail>>();
+TEST(EmulatedPackValue, OverflowIsRepeatedOnLargerPages) {
+  check_repeat<MmaConfig<Tensor::value, 3, 64, Axis::token, Sparse::tail>>();
 }
 
 }  // namespace
