@@ -110,6 +110,9 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   for (Job& job : jobs) {
     const KernelSpec& spec = plan.kernels[job.kernel];
     const bool ptx = job.arch.starts_with("compute_"), built = !job.arch.empty();
+    for (std::string& line : check_spills(spec.name, job.arch, job.result, is_shipped(spec.configuration))) {
+      result.warnings.push_back(std::move(line));
+    }
     const std::string binary = built ? spec.name + "." + job.arch + (ptx ? ".ptx" : ".cubin") : "";
     for (const Entry& entry : entries_of(spec)) {
       KernelEntry listed;
@@ -135,6 +138,7 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
         }
         listed.registers = usage->second.registers;
         listed.spill_bytes = usage->second.spill_bytes;
+        listed.min_blocks = job.result.min_blocks.at(entry.symbol);
         listed.shared_bytes = usage->second.shared_bytes;
       }
       listed.arguments.push_back({"params", entry.params, {}});

@@ -36,16 +36,18 @@ struct CompileOptions {
 
 struct CompileResult {
   KernelsManifest manifest;
-  int compiled = 0;  ///< PTX and cubins made, a run of nvcc each
-  int cached = 0;    ///< taken from the cache
-  int written = 0;   ///< files that changed
+  int compiled = 0;                   ///< PTX and cubins made, a run of nvcc each
+  int cached = 0;                     ///< taken from the cache
+  int written = 0;                    ///< files that changed
+  std::vector<std::string> warnings;  ///< a line for each entry and architecture that spills
 };
 
 /// PTX and cubins that compile() will make or take from the cache: units times (1 + architectures).
 int compilations(const Plan& plan, const CompileOptions& options);
 
 /// Writes the folder. Files that hold the right bytes are left alone; files that an earlier kernels.json lists and this
-/// one does not are removed; kernels.json is written last. Same bytes for any number of threads.
+/// one does not are removed; kernels.json is written last. Same bytes for any number of threads. Entries that spill are
+/// given more registers (assemble()); what still spills is warned of, of a shipped configuration Error(failed).
 CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileOptions& options);
 
 }  // namespace kvcc::codegen

@@ -51,22 +51,39 @@ struct Compiled {
   std::string binary;                         ///< PTX or cubin
   std::map<std::string, KernelUsage> usage;   ///< of a cubin, by symbol
   std::map<std::string, int> dynamic_shared;  ///< bytes a launch must give, by symbol; of PTX and compile_unit()
+  std::map<std::string, int> min_blocks;      ///< of a cubin, by symbol: as min_blocks_of(), of what was assembled
+  bool lowered = false;                       ///< some of min_blocks are less than the PTX states
   bool cached = false;
 };
 
 // Results are kept in `cache_folder` by the hash of all that decides them, so equal inputs compile once. Throw
-// Error(failed) with the compiler's words when it fails, warnings and spills included.
+// Error(failed) with the compiler's words when it fails, warnings included.
 
 /// Compiles `unit` (text of NAME.cu) with the headers (path in the include folder to text) to PTX for "compute_NN".
 Compiled compile_ptx(const Nvcc& nvcc, const std::string& name, const std::string& unit,
                      const std::map<std::string, std::string>& headers, const std::string& arch,
                      const std::string& cache_folder);
-/// PTX to a cubin for "sm_NN".
+/// PTX to a cubin for "sm_NN", the bounds as the PTX states them; what spills is in `usage`. Throws Error(failed) for
+/// local memory that is no spill.
+Compiled assemble_once(const Nvcc& nvcc, const std::string& name, const std::string& ptx, const std::string& arch,
+                       const std::string& cache_folder);
+/// The same, but entries that spill are assembled again with a block less on a multiprocessor, which leaves them more
+/// registers, until they don't or are at one block. A function of the inputs: each try is kept by its own text.
 Compiled assemble(const Nvcc& nvcc, const std::string& name, const std::string& ptx, const std::string& arch,
                   const std::string& cache_folder);
 /// Both, as kvcc compile does it.
 Compiled compile_unit(const Nvcc& nvcc, const std::string& name, const std::string& unit,
                       const std::map<std::string, std::string>& headers, const std::string& arch,
                       const std::string& cache_folder);
+
+/// Blocks that fit a multiprocessor at least (.minnctapersm), by symbol; 0 where an entry of the PTX states none.
+std::map<std::string, int> min_blocks_of(const std::string& ptx);
+/// The PTX with the bounds of these entries replaced. Entries that state none keep that.
+std::string with_min_blocks(std::string ptx, const std::map<std::string, int>& bounds);
+
+/// Which entries of a cubin spill and how much, a line each: empty when none does. Throws Error(failed) with the lines
+/// where the configuration is one of the shipped ones, which must not.
+std::vector<std::string> check_spills(const std::string& name, const std::string& arch, const Compiled& cubin,
+                                      bool shipped);
 
 }  // namespace kvcc::codegen

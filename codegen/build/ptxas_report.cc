@@ -1,5 +1,6 @@
 #include "codegen/build/ptxas_report.h"
 
+#include <algorithm>
 #include <regex>
 #include <sstream>
 
@@ -11,6 +12,7 @@ std::map<std::string, KernelUsage> parse_ptxas(std::string_view log) {
   static const std::regex entry("Compiling entry function '([^']+)'");
   static const std::regex stack("(\\d+) bytes stack frame, (\\d+) bytes spill stores, (\\d+) bytes spill loads");
   static const std::regex used("Used (\\d+) registers");
+  static const std::regex cumulative("(\\d+) bytes cumulative stack size");
   static const std::regex shared("(\\d+) bytes smem");
   std::map<std::string, KernelUsage> kernels;
   std::string symbol;
@@ -29,6 +31,9 @@ std::map<std::string, KernelUsage> parse_ptxas(std::string_view log) {
     } else if (!symbol.empty() && std::regex_search(line, match, used)) {
       KernelUsage& usage = kernels[symbol];
       usage.registers = std::stoi(match[1]);
+      if (std::regex_search(line, match, cumulative)) {
+        usage.stack_bytes = std::max(usage.stack_bytes, std::stoi(match[1]));
+      }
       if (std::regex_search(line, match, shared)) usage.shared_bytes = std::stoi(match[1]);
       symbol.clear();
     }

@@ -10,7 +10,7 @@ namespace kvcc::codegen {
 struct KernelUsage {
   int registers = 0;     ///< a thread
   int spill_bytes = 0;   ///< stores plus loads, a thread
-  int stack_bytes = 0;   ///< a thread; not 0 means local memory
+  int stack_bytes = 0;   ///< a thread, with that of functions it calls; not 0 means local memory
   int shared_bytes = 0;  ///< static, a block
 };
 

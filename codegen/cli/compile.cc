@@ -123,6 +123,7 @@ int body(const Options& options, const kvcc::cli::Common& common) {
   }
   const cg::CompileResult result = cg::compile(artifact, plan, compile);
   bar.reset();
+  for (const std::string& line : result.warnings) spdlog::warn("{}", line);
   print_result(options, result, plan, common.json);
   return 0;
 }

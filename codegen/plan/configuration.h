@@ -91,6 +91,7 @@ struct Shipped {
   int shared_bytes;  ///< a block, static and dynamic; 0 for copy_pages
 };
 const std::vector<Shipped>& shipped();
+bool is_shipped(const Configuration& configuration);
 
 /// All, or those that a layout has, in the order in which units are made.
 const std::vector<Family>& families();

@@ -1,6 +1,7 @@
 // Which configurations exist: kernels/list, read at compile time.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "codegen/plan/configuration.h"
@@ -180,6 +181,11 @@ const Choices& choices(Layout layout, Family family) {
 const std::vector<Shipped>& shipped() {
   static const std::vector<Shipped> rows = read_shipped();
   return rows;
+}
+
+bool is_shipped(const Configuration& configuration) {
+  return std::any_of(shipped().begin(), shipped().end(),
+                     [&](const Shipped& row) { return row.configuration == configuration; });
 }
 
 std::vector<Configuration> listed(Family family, const std::vector<int>& group_tiles) {

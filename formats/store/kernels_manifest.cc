@@ -47,6 +47,7 @@ ordered_json entry_json(const KernelEntry& entry) {
   document["registers"] = entry.registers;
   document["spill_bytes"] = entry.spill_bytes;
   document["shared_bytes"] = entry.shared_bytes;
+  if (entry.min_blocks > 0) document["min_blocks"] = entry.min_blocks;
   document["launch"] = launch_json(entry.launch);
   document["arguments"] = std::move(arguments);
   return document;
@@ -66,6 +67,7 @@ KernelEntry entry_from_json(const ordered_json& document, const std::string& pla
   entry.registers = json_member<int>(document, "registers", where);
   entry.spill_bytes = json_member<int>(document, "spill_bytes", where);
   entry.shared_bytes = json_member<int>(document, "shared_bytes", where);
+  if (document.contains("min_blocks")) entry.min_blocks = json_member<int>(document, "min_blocks", where);  // since 1.1
   const auto launch = json_member<ordered_json>(document, "launch", where);
   entry.launch.block = json_member<std::array<int, 3>>(launch, "block", where + " launch");
   entry.launch.tokens_per_block = json_member<int>(launch, "tokens_per_block", where + " launch");

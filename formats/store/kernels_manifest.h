@@ -39,6 +39,7 @@ struct KernelEntry {
   int registers = 0;                                               ///< per thread
   int spill_bytes = 0;                                             ///< stores plus loads, per thread
   int shared_bytes = 0;                                            ///< static, per block
+  int min_blocks = 0;  ///< fit a multiprocessor at least, which bounds registers; 0: no bound, or nothing compiled
   KernelLaunch launch;
   std::vector<KernelArgument> arguments;
 };

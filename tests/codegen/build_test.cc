@@ -25,7 +25,7 @@ TEST(Ptxas, ReportIsParsed) {
       "ptxas info    : Compiling entry function 'a' for 'sm_80'\n"
       "ptxas info    : Function properties for a\n"
       "    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads\n"
-      "ptxas info    : Used 56 registers, used 1 barriers, 8 bytes cumulative stack size, 6684 bytes smem, 512 bytes "
+      "ptxas info    : Used 56 registers, used 1 barriers, 24 bytes cumulative stack size, 6684 bytes smem, 512 bytes "
       "cmem[0]\n"
       "ptxas info    : Compile time = 121.789 ms\n"
       "ptxas info    : Compiling entry function 'b_merge' for 'sm_80'\n"
@@ -36,7 +36,7 @@ TEST(Ptxas, ReportIsParsed) {
   ASSERT_EQ(usage.size(), 2u);
   EXPECT_EQ(usage.at("a").registers, 56);
   EXPECT_EQ(usage.at("a").spill_bytes, 28);
-  EXPECT_EQ(usage.at("a").stack_bytes, 8);
+  EXPECT_EQ(usage.at("a").stack_bytes, 24);
   EXPECT_EQ(usage.at("a").shared_bytes, 6684);
   EXPECT_EQ(usage.at("b_merge").registers, 32);
   EXPECT_EQ(usage.at("b_merge").shared_bytes, 0);
@@ -137,7 +137,7 @@ TEST(CompileUnit, EveryCubinComesFromOnePtx) {
   EXPECT_EQ(cubin.dynamic_shared, (std::map<std::string, int>{{"a", 4096}, {"b", 0}}));
   EXPECT_THAT(cubin.binary, HasSubstr("a_shared_bytes = 4096"));
   EXPECT_THAT(cubin.binary, HasSubstr("-cubin -arch=sm_90"));
-  EXPECT_THAT(cubin.binary, HasSubstr("--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error"));
+  EXPECT_THAT(cubin.binary, HasSubstr("-Xptxas -v,--warning-as-error"));
   EXPECT_TRUE(compile_ptx(nvcc, "k", unit, {}, "compute_80", folder / "cache").cached);
   EXPECT_FALSE(compile_unit(nvcc, "k", unit, {}, "sm_100", folder / "cache").cached);
   EXPECT_TRUE(compile_unit(nvcc, "k", unit, {}, "sm_90", folder / "cache").cached);

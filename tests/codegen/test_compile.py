@@ -83,6 +83,7 @@ def test_every_kernel_is_built_without_spills(built):
         assert kernel["spill_bytes"] == 0
         assert (out / kernel["source"]).exists() and (out / (kernel["cubin"] or kernel["ptx"])).exists()
         if kernel["cubin"]:
+            assert kernel["min_blocks"] >= 1
             shared = kernel["shared_bytes"] + kernel["launch"]["dynamic_shared_bytes"]
             assert 0 < kernel["registers"] <= 255 and shared <= 99 * 1024
         names = [argument["name"] for argument in kernel["arguments"]]
@@ -257,3 +258,42 @@ def test_a_failing_compiler_is_quoted(work, tmp_path):
                   code=1, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert "Registers are spilled" in json.loads(out)["error"]["message"]
     assert not (tmp_path / "out").exists() and not list((tmp_path / "cache").rglob("*.cubin"))
+
+
+SPILLING = """#!/bin/sh
+case "$1" in --version) echo V13.0.88; exit;; --list-gpu-arch) echo compute_80; exit;; esac
+for out; do [ "$before" = -o ] && break; before=$out; done
+case $out in
+*.ptx)
+  for symbol in $(sed -n 's/^KVCC_KERNEL(\\([a-z0-9_]*\\),.*/\\1/p' *.cu); do
+    printf '.global .align 4 .u32 %s_shared_bytes = 64;\n.visible .entry %s(\n)\n.minnctapersm 2\n{\n}\n' $symbol $symbol
+  done > $out;;
+*)
+  cp *.ptx $out
+  for symbol in $(sed -n 's/^.visible .entry \\([a-z0-9_]*\\)(/\\1/p' *.ptx); do
+    printf "Compiling entry function '%s'\n8 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\nUsed 255 registers\n" $symbol
+  done;;
+esac
+"""
+
+
+@pytest.mark.parametrize("dtype, shipped", [("f16", True), ("bf16", False)])
+def test_what_spills_with_one_block_is_refused_where_shipped_and_warned_of_else(work, tmp_path, dtype, shipped):
+    """With an nvcc whose every kernel spills. The f16 unit is a row of kernels/list, the bf16 one is not."""
+    (tmp_path / "nvcc").write_text(SPILLING)
+    (tmp_path / "nvcc").chmod(0o755)
+    arguments = ["compile", work / "tiny.kvcb", "--arch", "sm_80", "--families", "attention", "--dtype", dtype, "-o", tmp_path / "out",
+                 "--cache-dir", tmp_path / "cache", "--json"]
+    out, err = kvcc(*arguments, code=1 if shipped else 0, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    if shipped:
+        message = json.loads(out)["error"]["message"]
+        assert "attention_nuq3_channel_d64_csr_half64_v_nuq3_token_d64_tail_g8_f16__mma1 for sm_80" in message and "12 bytes" in message
+        assert not (tmp_path / "out").exists()
+        return
+    kernels = [kernel for kernel in json.loads(out)["kernels"] if kernel["cubin"]]
+    assert len(kernels) == 2 and all(kernel["spill_bytes"] == 12 and kernel["min_blocks"] == 1 for kernel in kernels)
+    for kernel in kernels:
+        assert f"{kernel['symbol']} spills 12 bytes" in err and "sm_80" in err
+    assert ".minnctapersm 2" in next((tmp_path / "out").glob("*.ptx")).read_text()  # the PTX that is kept states its own
+    _, err = kvcc(*arguments, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    assert "spills 12 bytes" in err  # from the cache too

@@ -34,10 +34,10 @@ def test_representatives_compile_without_spills(nvcc, driver, tmp_path, arch):
     lines = driver("compile_proof", tmp_path, arch, 1, *REPRESENTATIVE).splitlines()
     assert len(lines) == len(REPRESENTATIVE) + SECOND_ENTRIES
     for line in lines:
-        name, symbol, registers, spill, shared = line.split()
+        name, symbol, registers, spill, shared, min_blocks, stated = line.split()
         assert symbol.startswith("kvcc_" + name)
         most = (128, 48 * 1024) if name.endswith("__linear1") else (255, 99 * 1024)
-        assert int(registers) <= most[0] and int(spill) == 0 and int(shared) <= most[1], line
+        assert int(registers) <= most[0] and int(spill) == 0 and int(shared) <= most[1] and min_blocks == stated, line
 
 
 SPILL = """extern "C" __global__ void __launch_bounds__(1024, %d) spill(float* x) {
@@ -51,21 +51,54 @@ SPILL = """extern "C" __global__ void __launch_bounds__(1024, %d) spill(float* x
 """
 
 
-def compile_file(tmp_path, text):
-    """As kvcc compile compiles a unit: its own function and flags."""
+def compile_file(tmp_path, text, *options):
+    """As kvcc compile compiles a unit: its own functions and flags."""
     source = tmp_path / "unit.cu"
     source.write_text(text)
-    return subprocess.run([BUILD / "tests/bin/compile_proof", tmp_path / "cache", "sm_80", "--unit", source],
+    return subprocess.run([BUILD / "tests/bin/compile_proof", tmp_path / "cache", "sm_80", "--unit", source, *options],
                           capture_output=True, text=True)
 
 
-def test_a_spill_would_fail(nvcc, tmp_path):
-    """A kernel of 64 live numbers in the 32 registers that 2048 threads leave must spill; with room for them it compiles."""
-    done = compile_file(tmp_path, SPILL % 2)
-    assert done.returncode == 1 and done.stdout == "" and "pill" in done.stderr, done.stdout + done.stderr
-    roomy = compile_file(tmp_path, SPILL.replace("1024, %d", "64"))
-    assert roomy.returncode == 0, roomy.stderr
-    assert roomy.stdout.split()[0] == "spill" and roomy.stdout.split()[2] == "0"
+@pytest.mark.parametrize("options", [[], ["--shipped"]])
+def test_what_spills_is_given_fewer_blocks(nvcc, tmp_path, options):
+    """64 live numbers of 256 threads: in the 32 registers that eight blocks leave they spill, in the 64 of four or the 80 of three they
+    need not. The entry beside it keeps its own bound."""
+    kept = 'extern "C" __global__ void __launch_bounds__(128, 4) kept(float* x) { x[threadIdx.x] = 0.0f; }\n'
+    text = SPILL.replace("1024", "256")
+    done = compile_file(tmp_path, kept + text % 8, *options)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    beside, (symbol, registers, spill, blocks) = map(str.split, done.stdout.splitlines())
+    assert beside[0] == "kept" and beside[2:] == ["0", "4"]
+    assert symbol == "spill" and spill == "0" and 1 < int(blocks) < 8 and 32 < int(registers) <= 65536 // 256 // int(blocks)
+    # The first that does: with one block more it spills. And what was assembled is what the source with that bound gives.
+    (tmp_path / "unit.cu").write_text(text % (int(blocks) + 1))
+    log = subprocess.run([nvcc, "-cubin", "-O3", "-arch=sm_80", "-Xptxas", "-v", "-o", "/dev/null", tmp_path / "unit.cu"],
+                         capture_output=True, text=True, check=True).stderr
+    assert " 0 bytes spill stores" not in log
+    assert done.stdout == compile_file(tmp_path, kept + text % 8, *options).stdout  # from the cache
+    assert compile_file(tmp_path, kept + text % int(blocks), *options).stdout == done.stdout
+
+
+def test_what_spills_at_one_block_fails_where_shipped_and_is_warned_of_else(nvcc, tmp_path):
+    """64 live numbers in the 64 registers that a block of 1024 threads leaves, addresses beside them."""
+    done = compile_file(tmp_path, SPILL % 2, "--shipped")
+    assert done.returncode == 1 and done.stdout == "", done.stdout + done.stderr
+    warned = compile_file(tmp_path, SPILL % 2)
+    symbol, registers, spill, blocks = warned.stdout.split()
+    assert warned.returncode == 0 and symbol == "spill" and int(spill) > 0 and blocks == "1"
+    for words in (done.stderr, warned.stderr):
+        assert f"unit for sm_80: spill spills {spill} bytes" in words
+
+
+def test_local_memory_that_is_no_spill_fails(nvcc, tmp_path):
+    done = compile_file(tmp_path, """extern "C" __global__ void indexed(float* x, int i) {
+  float v[64];
+  for (int k = 0; k < 64; ++k) v[k] = x[k * i];
+  for (int k = 0; k < i; ++k) v[(k * i) & 63] += v[(k * 7 + i) & 63];
+  for (int k = 0; k < 64; ++k) x[k] = v[k];
+}
+""")
+    assert done.returncode == 1 and done.stdout == "" and "of local memory" in done.stderr, done.stdout + done.stderr
 
 
 def test_a_warning_would_fail(nvcc, tmp_path):

@@ -1,7 +1,8 @@
 // write_cubins CACHE FOLDER ARCH,ARCH… CONFIGURATION…: the made-up unit of each configuration (as made_units.h reads
 // them) as FOLDER/NAME.ptx, and FOLDER/NAME.ARCH.cubin from it, as kvcc compile makes them. Prints a JSON line for
 // each: {name, registers, shared_bytes: of a shipped row, else 0; symbols: of its entries; dynamic: bytes of shared
-// memory by symbol}. Fails with the compiler's words where one does not compile, or spills.
+// memory by symbol; lowered: architectures for which it was given fewer blocks, as it would have spilled}. Fails with
+// the compiler's words where one does not compile.
 #include <atomic>
 #include <cstdio>
 #include <exception>
@@ -25,11 +26,18 @@ nlohmann::json compile(const Nvcc& nvcc, const Configuration& configuration, con
   const std::string unit = emit_unit({}, spec, templates, "proof");
   const Compiled ptx = compile_ptx(nvcc, spec.name, unit, header_closure({unit}), ptx_arch(archs), cache);
   write_text_file(folder + "/" + spec.name + ".ptx", ptx.binary);
+  std::vector<std::string> lowered;
   for (const std::string& arch : archs) {
-    write_text_file(folder + "/" + spec.name + "." + arch + ".cubin",
-                    assemble(nvcc, spec.name, ptx.binary, arch, cache).binary);
+    const Compiled cubin = assemble(nvcc, spec.name, ptx.binary, arch, cache);
+    check_spills(spec.name, arch, cubin, is_shipped(configuration));
+    if (cubin.lowered) lowered.push_back(arch);
+    write_text_file(folder + "/" + spec.name + "." + arch + ".cubin", cubin.binary);
   }
-  nlohmann::json out = {{"name", spec.name}, {"registers", 0}, {"shared_bytes", 0}, {"dynamic", ptx.dynamic_shared}};
+  nlohmann::json out = {{"name", spec.name},
+                        {"registers", 0},
+                        {"shared_bytes", 0},
+                        {"dynamic", ptx.dynamic_shared},
+                        {"lowered", lowered}};
   for (const Entry& entry : entries_of(spec)) out["symbols"].push_back(entry.symbol);
   for (const Shipped& row : shipped()) {
     if (row.configuration == configuration)

@@ -37,6 +37,7 @@ KernelsManifest manifest() {
   entry.cubin = "a.cubin";
   entry.registers = 40;
   entry.shared_bytes = 1024;
+  entry.min_blocks = 3;
   entry.launch = {{128, 1, 1}, 32, "host", "kvcc_grid_mma_attention", 4096, 1, "splits > 1"};
   entry.arguments = {{"query", "const float*", {"query_heads", "64"}}, {"tokens", "int", {}}};
   out.kernels = {entry};
@@ -55,6 +56,7 @@ TEST(KernelsManifest, RoundTripAndOrder) {
   EXPECT_EQ(to_json(read).begin().key(), "schema_version");
   EXPECT_EQ(read.kernels[0].launch.dynamic_shared_bytes, 4096);
   EXPECT_EQ(read.kernels[0].launch.when, "splits > 1");
+  EXPECT_EQ(read.kernels[0].min_blocks, 3);
   EXPECT_EQ(read.pages.at("key").head_words, (std::vector<std::vector<uint32_t>>{{0, 384}, {0, 256}}));
   EXPECT_TRUE(read.pages.at("value").head_words.empty());
 }
@@ -63,6 +65,7 @@ TEST(KernelsManifest, ThoseOfVersionOneAreRead) {
   nlohmann::ordered_json document = to_json(manifest());
   document.erase("schema_minor");
   document.erase("pages");
+  document["kernels"][0].erase("min_blocks");
   for (const char* member : {"grid", "stage", "when", "dynamic_shared_bytes"}) {
     document["kernels"][0]["launch"].erase(member);
   }
@@ -70,6 +73,7 @@ TEST(KernelsManifest, ThoseOfVersionOneAreRead) {
   EXPECT_TRUE(read.pages.empty());
   EXPECT_EQ(read.kernels[0].launch.grid, "");
   EXPECT_EQ(read.kernels[0].launch.dynamic_shared_bytes, -1);
+  EXPECT_EQ(read.kernels[0].min_blocks, 0);
   EXPECT_EQ(read.kernels[0].launch.when, "always");
 }
 
