@@ -27,7 +27,6 @@ struct MmaRecords {
     uint32_t added[kClasses];                        ///< new records of a class
     uint32_t shift[kClasses];                        ///< new records of the classes before
     uint32_t end[kClasses];                          ///< earlier records up to and including the class
-    uint32_t needed;                                 ///< records of the tile, earlier and new ones
     mma::Record moved[kChunk];
   };
   struct Tokens {
@@ -73,19 +72,23 @@ struct MmaRecords {
   /// too short.
   static KVCC_HD void sum_classes(uint16_t* ends, uint32_t* needed, uint32_t capacity, int thread, Shared& shared) {
     if (thread >= static_cast<int>(kClasses)) return;
-    uint32_t before = 0, all = shared.end[kClasses - 1u];
+    uint32_t before = 0;
     for (int c = 0; c < static_cast<int>(kClasses); ++c) {
-      if (c < thread) before += shared.added[c];
-      all += shared.added[c];
+      if (c == thread) shared.shift[thread] = before;
+      before += shared.added[c];
     }
-    shared.shift[thread] = before;
-    const uint32_t end = shared.end[thread];
-    ends[thread] = static_cast<uint16_t>(all <= capacity ? end + before + shared.added[thread] : end);
-    if (thread == 0) *needed = shared.needed = all;
+    const uint32_t all = shared.end[kClasses - 1u] + before;
+    uint32_t end = shared.end[thread];
+    if (all <= capacity) end += shared.shift[thread] + shared.added[thread];
+    ends[thread] = static_cast<uint16_t>(end);
+    if (thread == 0) *needed = all;
   }
 
   /// Whether the list can hold the new records; move() and write() are for those that can. After sum_classes().
-  static KVCC_HD bool fits(const List& list, const Shared& shared) { return shared.needed <= list.capacity; }
+  static KVCC_HD bool fits(const List& list, const Shared& shared) {
+    constexpr uint32_t kLast = kClasses - 1u;
+    return shared.end[kLast] + shared.shift[kLast] + shared.added[kLast] <= list.capacity;
+  }
 
   /// Takes the records of a chunk to shared memory, and in the next phase from there to their new places, none of which
   /// lies before the chunk: what earlier chunks hold has not been touched.

@@ -108,6 +108,11 @@ KvccCache DeviceTensor::view(int s) const {
   return c;
 }
 
+uint32_t DeviceTensor::most_needed() const {
+  const std::vector<uint32_t> all = needed_.download();
+  return *std::max_element(all.begin(), all.end());
+}
+
 std::string DeviceTensor::compare_packed() const {
   const std::vector<uint8_t> found = pages_.download(), wanted = pool(true);
   for (size_t i = 0; i < found.size(); ++i) {

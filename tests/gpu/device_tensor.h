@@ -20,6 +20,9 @@ class DeviceTensor {
   const std::vector<int32_t>& table() const { return table_; }
   int max_pages() const { return max_pages_; }
 
+  /// The most records that a page or tile needs, as pack found it.
+  uint32_t most_needed() const;
+
   /// What differs from the reference's packed cache, or "": pages, exact rows, counts of records.
   std::string compare_packed() const;
 

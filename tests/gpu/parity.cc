@@ -80,6 +80,10 @@ std::vector<Checks> parity_checks() {
       for (const mma::Tensor t : {mma::Tensor::key, mma::Tensor::value}) {
         const std::string tensor = t == mma::Tensor::key ? " keys" : " values";
         add("pack" + tensor, [t](Launcher& l, Run& r) { return check_pack(l, r, t); });
+        const Spec& spec = t == mma::Tensor::key ? set.key : set.value;
+        if (set.layout == Layout::mma && spec.sparse != linear::Sparse::none) {
+          add("pack again" + tensor, [t](Launcher& l, Run& r) { return check_repeat(l, r, t); });
+        }
         add("dequantise" + tensor, [t](Launcher& l, Run& r) { return check_dequantise(l, r, t); });
         add("copy_pages of" + tensor, [t](Launcher& l, Run& r) { return check_copy(l, r, t); });
       }

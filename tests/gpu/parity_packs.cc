@@ -10,7 +10,7 @@ namespace {
 
 /// Packs `count` tokens of the sequences of `cache` (those from `s` on) that begin at first[i].
 void pack_call(Launcher& launcher, const Run& run, const HostTensor& host, KvccCache cache, int s,
-               const std::vector<int32_t>& first, int count, uint32_t* status) {
+               const std::vector<int32_t>& first, int count, uint32_t* status, int32_t repeat_above = 0) {
   if (count <= 0) return;
   const int64_t columns = static_cast<int64_t>(run.c.heads) * host.spec.head_dim;
   std::vector<float> rows;
@@ -30,6 +30,7 @@ void pack_call(Launcher& launcher, const Run& run, const HostTensor& host, KvccC
   p.count = count;
   p.selected = selected.data();
   p.inliers = inliers.data();
+  p.repeat_above = repeat_above;
   for (const Part& part : run.set.parts) {
     const TensorKernels& kernels = run.kernels(part, host.spec.tensor);
     if (kernels.select) launcher.launch(kernels.select, kvcc_grid_mma_pack_select(&p), &p, "pack, select");
@@ -41,13 +42,53 @@ void pack_call(Launcher& launcher, const Run& run, const HostTensor& host, KvccC
   launcher.wait("pack");
 }
 
-}  // namespace
+/// Page i of the pool of `from` to page i of `to`, for all pages of the table.
+void copy_pool(Launcher& launcher, const HostTensor& host, const std::vector<int32_t>& table, const KvccCache& from,
+               const KvccCache& to) {
+  std::vector<int32_t> pairs;
+  for (const int32_t page : table) {
+    if (page >= 0) pairs.insert(pairs.end(), {page, page});
+  }
+  const Array<int32_t> device_pairs(launcher, pairs);
+  KvccCopyPagesParams p{};
+  p.source = from.pages;
+  p.target = to.pages;
+  p.pairs = device_pairs.data();
+  p.source_page_bytes = from.page_bytes;
+  p.target_page_bytes = to.page_bytes;
+  p.fixed_bytes = host.fixed_bytes;
+  p.lists = host.lists;
+  p.source_capacity = from.sparse_capacity;
+  p.target_capacity = to.sparse_capacity;
+  p.count = static_cast<int32_t>(pairs.size() / 2);
+  launcher.launch(copy_pages_kernel(), kvcc_grid_copy_pages(&p), &p, "copy_pages");
+  launcher.wait("copy_pages");
+}
 
-std::string check_pack(Launcher& launcher, Run& run, mma::Tensor t) {
+/// Packs all and compares. capacity: that of the lists until a tile has no room; then the pages are copied to those of
+/// the reference's capacity, and the call is repeated. -1: the reference's from the start.
+std::string pack_all(Launcher& launcher, Run& run, mma::Tensor t, int32_t capacity) {
   const HostTensor& host = run.host(t);
   const DeviceTensor device(launcher, host, false, run.random);
   const Array<uint32_t> status(launcher, 1);
   status.fill(0);
+  const int64_t page_bytes = (host.fixed_bytes + int64_t{host.lists} * std::max(capacity, 0) * 4 + 127) / 128 * 128;
+  const Array<uint8_t> pages(launcher, device.pool_pages() * page_bytes);
+  pages.fill(0);
+  bool small = capacity >= 0;
+  const auto shortened = [&](KvccCache cache) {
+    cache.pages = pages.data();
+    cache.page_bytes = page_bytes;
+    cache.sparse_capacity = capacity;
+    return cache;
+  };
+  const auto pack = [&](const KvccCache& cache, int s, const std::vector<int32_t>& first, int count) {
+    pack_call(launcher, run, host, small ? shortened(cache) : cache, s, first, count, status.data());
+    if (!small || device.most_needed() <= static_cast<uint32_t>(capacity)) return;
+    small = false;
+    copy_pool(launcher, host, device.table(), shortened(device.view()), device.view());
+    pack_call(launcher, run, host, cache, s, first, count, status.data(), capacity);
+  };
   // All tokens but those of the residual window: what a sequence has beyond the shortest one, then what all have in
   // common in one ragged call, and the last token of each alone.
   std::vector<int32_t> tokens, first;
@@ -57,14 +98,26 @@ std::string check_pack(Launcher& launcher, Run& run, mma::Tensor t) {
   const int32_t common = *std::min_element(tokens.begin(), tokens.end());
   for (size_t s = 0; s < tokens.size(); ++s) {
     first.push_back(tokens[s] - common);
-    pack_call(launcher, run, host, device.view(static_cast<int>(s)), static_cast<int>(s), {0}, first.back(),
-              status.data());
+    pack(device.view(static_cast<int>(s)), static_cast<int>(s), {0}, first.back());
   }
-  pack_call(launcher, run, host, device.view(), 0, first, common - 1, status.data());
+  pack(device.view(), 0, first, common - 1);
   for (int32_t& token : first) token += std::max(common - 1, 0);
-  if (common > 0) pack_call(launcher, run, host, device.view(), 0, first, 1, status.data());
+  if (common > 0) pack(device.view(), 0, first, 1);
   if (const uint32_t bits = status.download()[0]; bits != 0) return "status " + std::to_string(bits) + "; wanted 0";
+  if (small) return "no tile needs more than " + std::to_string(capacity) + " records";
   return device.compare_packed();
+}
+
+}  // namespace
+
+std::string check_pack(Launcher& launcher, Run& run, mma::Tensor t) { return pack_all(launcher, run, t, -1); }
+
+std::string check_repeat(Launcher& launcher, Run& run, mma::Tensor t) {
+  uint32_t most = 0;
+  for (const Sequence& s : run.host(t).sequences) {
+    for (const uint32_t needed : s.needed) most = std::max(most, needed);
+  }
+  return pack_all(launcher, run, t, static_cast<int32_t>(most * 3 / 4 / 4 * 4));
 }
 
 std::string check_dequantise(Launcher& launcher, Run& run, mma::Tensor t) {

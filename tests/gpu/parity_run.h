@@ -32,6 +32,8 @@ struct Run {
 
 // "" or what differs.
 std::string check_pack(Launcher& launcher, Run& run, mma::Tensor t);
+/// mma-1 with outliers: a call that lists are too short for, repeated on larger pages.
+std::string check_repeat(Launcher& launcher, Run& run, mma::Tensor t);
 std::string check_dequantise(Launcher& launcher, Run& run, mma::Tensor t);
 std::string check_copy(Launcher& launcher, Run& run, mma::Tensor t);
 std::string check_key_scores(Launcher& launcher, Run& run);
