@@ -240,6 +240,41 @@ def test_copy_pages(ops, made, emulated):
     assert not target[1:3].any()
 
 
+@pytest.mark.parametrize("tensor", ["key", "value"])
+def test_a_call_without_room_is_repeated(ops, made, emulated, tensor):
+    """Token by token into lists that grow when a tile has no room: the same pages as with long lists from the start."""
+    tokens = 40
+    table = torch.tensor([[1, 0]], dtype=torch.int32)
+    more = dict(page_table=table, exact=torch.zeros(1, SINK + RESIDUAL, H, D, dtype=torch.float16))
+    more.update(made.static if tensor == "key" else {})
+    pack = getattr(ops, "pack_" + tensor)
+    x = made.x[tensor][:1, :tokens].clone()
+    x[..., 1, :] *= 4 if tensor == "key" else 1.25  # head 1 has more outliers
+
+    def call(pages, capacity, needed, first, count, repeat_above=0):
+        pack(emulated, LAYER, x[:, first:first + count].contiguous(), torch.tensor([first], dtype=torch.int32), pages,
+             made.status, first + count, capacity=capacity, needed=needed, repeat_above=repeat_above, **more)
+
+    pool = lambda capacity: page_pool(2, ops.page_bytes(emulated, tensor, LAYER, capacity))
+    capacity, needed, repeats = 4, torch.zeros(1, 2, H, dtype=torch.int32), []
+    pages = pool(capacity)
+    for first in range(tokens):
+        call(pages, capacity, needed, first, 1)
+        while needed.max() > capacity:
+            repeats.append((needed > capacity).sum().item())
+            larger = pool(2 * capacity)
+            ops.copy_pages(emulated, tensor, LAYER, pages, larger, torch.tensor([[0, 0], [1, 1]], dtype=torch.int32),
+                           source_capacity=capacity, target_capacity=2 * capacity)
+            call(larger, 2 * capacity, needed, first, 1, repeat_above=capacity)
+            pages, capacity = larger, 2 * capacity
+    assert repeats.count(1) >= 2 and needed[0, 0].min() > 0
+    at_once, wanted = pool(capacity), torch.zeros_like(needed)
+    call(at_once, capacity, wanted, 0, tokens)
+    assert torch.equal(needed, wanted) and torch.equal(pages, at_once) and made.status.item() == 0
+    with pytest.raises(RuntimeError, match="repeat_above: -1; wanted at least 0"):
+        call(pages, capacity, needed, 0, 1, repeat_above=-1)
+
+
 def test_heads_of_several_widths(ops, made, emulated, tmp_path):
     """Where kernels.json says so, the first words of the heads go along."""
     manifest = json.loads((Path(emulated) / "kernels.json").read_text())
