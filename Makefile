@@ -117,7 +117,7 @@ format:  ## clang-format (Debian 12's, version 14) over the tree
 check: tests oracles nvcc  ## formatter, include rules, bars of the shipped kernels, and the tests without torch under ASan and UBSan
 	@clang-format --dry-run -Werror $(filter-out %.inc,$(SOURCES))
 	@cd $(BUILD) && ctest --output-on-failure -R '^(Includes|Headers|Structure)'
-	@cd $(BUILD) && ctest --output-on-failure -j $(JOBS) -R '^py\.(codegen\.test_(shipped|full_bars)|kernels\.ptx\.test_full_outliers)$$'
+	$(call ctest,-R '^py\.(codegen\.test_(shipped|bars|full_bars)|kernels\.ptx\.test_(trace|full_outliers))$$')
 	cmake -S . -B $(BUILD)-sanitize -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O1 -g1' -DKVCC_TORCH=OFF \
 	  -DKVCC_SANITIZE=address,undefined -DKVCC_PYTHON=$(abspath $(PY))
 	cmake --build $(BUILD)-sanitize -j $(JOBS)

@@ -7,7 +7,7 @@ launches (2 to 4 us each) and short contexts that leave multiprocessors idle are
   issue          128 lane instructions a clock and multiprocessor
   shared memory  one wavefront (128 bytes) a clock and multiprocessor; wide loads count as wide where lanes share words, too
 
-One layer, 32 KV heads of 128 channels, one sequence, up to 8 query heads a KV head (all for the price of one)."""
+The ratio to fp16 is the same at every context, as both sides are bounds without a constant part. One layer, 32 KV heads of 128 channels, one sequence, up to 8 query heads a KV head (all for the price of one)."""
 import argparse
 import json
 import os
@@ -134,12 +134,12 @@ def show(predictions, per_outlier):
           + ", ".join(f"{cost:.0f} ({tensor})" for tensor, cost in per_outlier.items()))
     for gpu in GPUS:
         print(f"\n{gpu.name}: {gpu.multiprocessors} multiprocessors at {gpu.clock / 1e9:.2f} GHz, {gpu.bandwidth / 1e9:.0f} GB/s; us at tokens in the cache")
-        print(f"  {'kernel':<11} bits outliers B/token instr/el binds         {' '.join(f'{c // 1024:>6}K' for c in CONTEXTS)}   x fp16")
+        print(f"  {'kernel':<11} bits outliers B/token  B/el instr/el binds         {' '.join(f'{c // 1024:>6}K' for c in CONTEXTS)}   x fp16")
         for row in predictions:
             if row["gpu"] != gpu.name:
                 continue
             times = " ".join(f"{row['contexts'][c]['microseconds']:7.1f}" for c in CONTEXTS)
-            print(f"  {row['kernel']:<11} {row['bits']:>4} {row['outliers']:>8.0%} {row['bytes_per_token']:>7.0f} {row['instructions_per_element']:>8.2f}"
+            print(f"  {row['kernel']:<11} {row['bits']:>4} {row['outliers']:>8.0%} {row['bytes_per_token']:>7.0f} {row['bytes_per_element']:>5.3f} {row['instructions_per_element']:>8.2f}"
                   f" {row['binds']:<13} {times}   {row['contexts'][CONTEXTS[-1]]['ratio']:.2f}")
 
 
