@@ -137,7 +137,7 @@ MUTATIONS = [
 SAMPLE = [
     "no warp barrier before outliers' weights are written again",
     "page table off by one",
-    "no clamp to the capacity when packed",
+    "a list that is too short is written",
     "a stale scale: of the token before",
 ]
 

@@ -20,3 +20,7 @@ def test_there_are_enough_and_all_differ():
     assert len(MUTATIONS) >= 20
     assert len({m.name for m in MUTATIONS}) == len(MUTATIONS)
     assert len({(m.file, m.old, m.new) for m in MUTATIONS}) == len(MUTATIONS)
+
+
+def test_the_sample_exists():
+    assert not set(SAMPLE) - {m.name for m in MUTATIONS}
