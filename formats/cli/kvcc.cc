@@ -16,6 +16,7 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/text.h"
+#include "formats/store/kernels_manifest.h"
 
 namespace {
 
@@ -89,18 +90,19 @@ NvccFound find_nvcc() {
 int print_version(bool json) {
   const std::string torch = torch_version();
   const NvccFound nvcc = find_nvcc();
+  const std::string kernels = fmt::format("{}.{}", kvcc::kKernelsSchema, kvcc::kKernelsSchemaMinor);
   if (json) {
     nlohmann::ordered_json document;
     document["version"] = KVCC_VERSION;
-    document["formats"] = {{"codebook", "1.0"}, {"activations", 1}, {"kernels", 1}, {"json", 1}};
+    document["formats"] = {{"codebook", "1.0"}, {"activations", 1}, {"kernels", kernels}, {"json", 1}};
     document["libtorch"] = torch;
     document["nvcc"] = nvcc.version;
     document["nvcc_path"] = nvcc.path;
     kvcc::cli::print_json(document);
     return 0;
   }
-  fmt::print("kvcc {}\nformats: codebook 1.0 (reads 1.x), activations 1, kernels 1\nlibtorch: {}\nnvcc: {}\n",
-             KVCC_VERSION, torch.empty() ? "not found" : torch,
+  fmt::print("kvcc {}\nformats: codebook 1.0 (reads 1.x), activations 1, kernels {}\nlibtorch: {}\nnvcc: {}\n",
+             KVCC_VERSION, kernels, torch.empty() ? "not found" : torch,
              nvcc.path.empty() ? nvcc.problem : fmt::format("{} ({})", nvcc.version, nvcc.path));
   return 0;
 }

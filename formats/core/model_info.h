@@ -36,7 +36,7 @@ struct ModelInfo {
   CacheShape shape;
   RopeInfo rope;
   bool qk_norm = false;
-  std::vector<int> sliding_window_layers;  ///< numbers of the layers with a sliding window
+  std::vector<int> sliding_window_layers;  ///< those with a sliding window, 0 to shape.layers - 1
   std::string dtype;                       ///< of the weights as stored, e.g. "Q4_1", "bfloat16"
 };
 

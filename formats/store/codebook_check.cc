@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <set>
 
 #include "formats/store/codebook_fields.h"
 #include "formats/store/codebook_parse.h"
@@ -147,9 +148,29 @@ class TensorCheck {
   std::vector<std::string>& problems_;
 };
 
+/// Kernels turn pairs of channels of a head, so an odd or larger number would make them read beyond it.
+void check_model(const ModelInfo& model, std::vector<std::string>& problems) {
+  const CacheShape& shape = model.shape;
+  if (model.rope.rotary_dim % 2 != 0 || model.rope.rotary_dim > shape.head_dim) {
+    problems.push_back(
+        fmt::format("/model: attribute rope_rotary_dim is {}; wanted an even number from 0 to {}, head_dim",
+                    model.rope.rotary_dim, shape.head_dim));
+  }
+  std::set<int> seen;
+  for (const int layer : model.sliding_window_layers) {
+    const bool inside = layer >= 0 && layer < shape.layers;
+    if (inside && seen.insert(layer).second) continue;
+    problems.push_back(
+        fmt::format("/model: attribute sliding_window_layers has {}{}; wanted different numbers from 0 to {}", layer,
+                    inside ? " twice" : "", shape.layers - 1));
+    break;
+  }
+}
+
 }  // namespace
 
 void check_codebook_values(const Codebook& codebook, std::vector<std::string>& problems) {
+  check_model(codebook.model, problems);
   for (size_t i = 1; i < codebook.layer_index.size(); ++i) {
     if (codebook.layer_index[i] <= codebook.layer_index[i - 1]) {
       problems.push_back(fmt::format("/layer_index: {} after {}; wanted ascending numbers", codebook.layer_index[i],

@@ -8,15 +8,13 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
+#include "formats/store/elf.h"
 #include "formats/store/model_json.h"
 
 namespace kvcc {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// Readers refuse a higher version, and know what a higher minor one adds by its members.
-constexpr int kSchemaVersion = 1, kSchemaMinor = 1;
 
 ordered_json launch_json(const KernelLaunch& launch) {
   ordered_json document;
@@ -122,8 +120,8 @@ std::string manifest_file(const std::string& folder) { return folder + "/kernels
 
 ordered_json to_json(const KernelsManifest& manifest) {
   ordered_json document;
-  document["schema_version"] = kSchemaVersion;
-  document["schema_minor"] = kSchemaMinor;
+  document["schema_version"] = kKernelsSchema;
+  document["schema_minor"] = kKernelsSchemaMinor;
   document["content_sha256"] = manifest.content_sha256;
   document["artifact"] = manifest.artifact;
   document["scheme"] = manifest.scheme;
@@ -141,8 +139,8 @@ ordered_json to_json(const KernelsManifest& manifest) {
 
 KernelsManifest kernels_from_json(const ordered_json& document, const std::string& place) {
   const int version = json_member<int>(document, "schema_version", place);
-  if (version > kSchemaVersion) {
-    throw bad_input(place, fmt::format("kernels format {}, this build reads up to {}", version, kSchemaVersion));
+  if (version > kKernelsSchema) {
+    throw bad_input(place, fmt::format("kernels format {}, this build reads up to {}", version, kKernelsSchema));
   }
   KernelsManifest manifest;
   manifest.content_sha256 = json_member<std::string>(document, "content_sha256", place);
@@ -150,6 +148,9 @@ KernelsManifest kernels_from_json(const ordered_json& document, const std::strin
   manifest.scheme = json_member<std::string>(document, "scheme", place);
   manifest.model = json_member<std::string>(document, "model", place);
   manifest.layout = json_member<std::string>(document, "layout", place);
+  if (manifest.layout != "linear-1" && manifest.layout != "mma-1") {
+    throw bad_input(place, fmt::format("'layout' is \"{}\"", manifest.layout), "linear-1 or mma-1");
+  }
   if (document.contains("pages")) {  // since 1.1
     for (const auto& [tensor, pages] : json_member<std::map<std::string, ordered_json>>(document, "pages", place)) {
       manifest.pages[tensor] = pages_from_json(pages, place + ", pages of " + tensor);
@@ -186,6 +187,9 @@ std::vector<std::string> validate_kernels(const std::string& folder) {
       problems.push_back(name + ": missing");
     } else if (sha256_file((root / name).string()) != sha256) {
       problems.push_back(name + ": its sha256 is not the manifest's");
+    } else if (name.ends_with(".cubin")) {
+      const std::string fault = elf_fault(read_text_file((root / name).string()));
+      if (!fault.empty()) problems.push_back(name + ": " + fault);
     }
   }
   std::set<std::pair<std::string, std::string>> seen;

@@ -10,6 +10,9 @@
 
 namespace kvcc {
 
+/// Of what is written. Readers refuse a higher version, and know what a higher minor one adds by its members.
+inline constexpr int kKernelsSchema = 1, kKernelsSchemaMinor = 1;
+
 /// One argument of a kernel, in order.
 struct KernelArgument {
   std::string name;
@@ -67,14 +70,16 @@ struct KernelsManifest {
 
 /// The document, with "schema_version" first. Equal manifests give equal text.
 nlohmann::ordered_json to_json(const KernelsManifest& manifest);
-/// Throws Error(bad_input) naming `place` and the member that is missing or wrong, and for a newer schema_version.
+/// Throws Error(bad_input) naming `place` and the member that is missing or wrong, and for a newer schema_version or an
+/// unknown layout.
 KernelsManifest kernels_from_json(const nlohmann::ordered_json& document, const std::string& place);
 
 /// FOLDER/kernels.json, untouched when it holds the same text already.
 void write_kernels_manifest(const std::string& folder, const KernelsManifest& manifest);
 KernelsManifest read_kernels_manifest(const std::string& folder);
 
-/// All that is wrong with the folder: files that are missing or whose hash differs, spills, names given twice. Throws
+/// All that is wrong with the folder: files that are missing or whose hash differs, cubins that are not whole ELF files
+/// (whatever their hash), spills, names given twice. Throws
 /// only if kernels.json can't be read.
 std::vector<std::string> validate_kernels(const std::string& folder);
 

@@ -42,9 +42,10 @@ def test_help_lists_every_verb():
 def test_version():
     out, _ = kvcc("--version")
     assert re.match(r"kvcc \d+\.\d+\.\d+\n", out)
-    assert "codebook 1.0" in out and "libtorch: " in out and "nvcc: " in out
+    assert "codebook 1.0" in out and "kernels 1.1\n" in out and "libtorch: " in out and "nvcc: " in out
     document = kvcc_json("--version")
-    assert document["formats"]["codebook"] == "1.0" and {"libtorch", "nvcc"} <= set(document)
+    assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.0", "1.1")
+    assert {"libtorch", "nvcc"} <= set(document)
 
 
 def test_version_names_the_nvcc_that_compile_would_use(tmp_path):

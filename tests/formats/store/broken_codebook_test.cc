@@ -110,6 +110,25 @@ const std::vector<Broken>& catalogue() {
       {"NanTheta",
        [](Tree& t) { set_attribute(t, "/model", "rope_theta", float_value(kNan)); },
        {"/model: attribute rope_theta is not finite"}},
+      {"OddRotaryDim",
+       [](Tree& t) { set_attribute(t, "/model", "rope_rotary_dim", integer_value(7)); },
+       {"/model: attribute rope_rotary_dim is 7", "an even number from 0 to 8, head_dim"}},
+      {"RotaryDimBeyondTheHead",
+       [](Tree& t) { set_attribute(t, "/model", "rope_rotary_dim", integer_value(10)); },
+       {"/model: attribute rope_rotary_dim is 10", "an even number from 0 to 8, head_dim"}},
+      {"WindowLayerBeyondTheLast",
+       [](Tree& t) {
+         set_attribute(t, "/model", "sliding_window_layers", array_value<int>(Element::i32, {2}, {1, 3}));
+       },
+       {"/model: attribute sliding_window_layers has 3;", "from 0 to 2"}},
+      {"NegativeWindowLayer",
+       [](Tree& t) { set_attribute(t, "/model", "sliding_window_layers", array_value<int>(Element::i32, {1}, {-1})); },
+       {"/model: attribute sliding_window_layers has -1;", "from 0 to 2"}},
+      {"WindowLayerTwice",
+       [](Tree& t) {
+         set_attribute(t, "/model", "sliding_window_layers", array_value<int>(Element::i32, {3}, {2, 0, 2}));
+       },
+       {"/model: attribute sliding_window_layers has 2 twice", "different numbers"}},
       {"ValueOutOfRangeUnderAnOldChecksum",
        [](Tree& t) { set_element(t, "/key/scale", 3, -0.5f); },
        {"/: content_sha256", "/key/scale: -0.5"},

@@ -13,10 +13,29 @@ namespace kvcc {
 namespace {
 
 using made::TemporaryFolder;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
+
+/// An ELF header, a section of 16 bytes, and headers of it and of one that takes no bytes of the file.
+std::string cubin() {
+  const auto put = [](std::string& to, size_t at, uint64_t value, size_t width) {
+    for (size_t i = 0; i < width; ++i) to[at + i] = static_cast<char>(value >> 8 * i);
+  };
+  std::string bytes = std::string("\x7f") + "ELF\x02\x01\x01" + std::string(64 - 7, '\0') + std::string(16, 'c') +
+                      std::string(2 * 64, '\0');
+  put(bytes, 40, 80, 8);  // where the section headers are, how large each, how many
+  put(bytes, 58, 64, 2);
+  put(bytes, 60, 2, 2);
+  for (const auto& [entry, type, offset, size] : {std::array<size_t, 4>{80, 1, 64, 16}, {144, 8, 80, 1 << 20}}) {
+    put(bytes, entry + 4, type, 4);
+    put(bytes, entry + 24, offset, 8);
+    put(bytes, entry + 32, size, 8);
+  }
+  return bytes;
+}
 
 KernelsManifest manifest() {
   KernelsManifest out;
@@ -26,7 +45,7 @@ KernelsManifest manifest() {
   out.model = "tiny";
   out.tool_version = "0.1.0";
   out.nvcc_version = "13.0.88";
-  out.files = {{"a.cu", sha256_hex("source")}, {"a.cubin", sha256_hex("cubin")}};
+  out.files = {{"a.cu", sha256_hex("source")}, {"a.cubin", sha256_hex(cubin())}};
   KernelEntry entry;
   entry.name = "key_scores_nuq3_d64__linear1";
   entry.symbol = "_Z10key_scores";
@@ -90,6 +109,9 @@ TEST(KernelsManifest, MembersAreNamedWhenWrong) {
   };
   EXPECT_THAT(refused([](auto& d) { d["schema_version"] = 2; }),
               HasSubstr("kernels format 2, this build reads up to 1"));
+  EXPECT_THAT(refused([](auto& d) { d["layout"] = "mma-7"; }),
+              AllOf(HasSubstr("'layout' is \"mma-7\""), HasSubstr("linear-1 or mma-1")));
+  EXPECT_THAT(refused([](auto& d) { d["layout"] = "mma-1"; }), "accepted");
   EXPECT_THAT(refused([](auto& d) { d.erase("content_sha256"); }), HasSubstr("'content_sha256' is missing"));
   EXPECT_THAT(refused([](auto& d) { d["kernels"][0].erase("launch"); }), HasSubstr("'launch' is missing"));
   EXPECT_THAT(refused([](auto& d) { d["kernels"][0]["registers"] = "40"; }), HasSubstr("'registers' is \"40\""));
@@ -103,7 +125,7 @@ TEST(KernelsManifest, ValidateChecksFilesAndSpills) {
   const TemporaryFolder folder;
   KernelsManifest content = manifest();
   write_text_file(folder / "a.cu", "source");
-  write_text_file(folder / "a.cubin", "cubin");
+  write_text_file(folder / "a.cubin", cubin());
   write_kernels_manifest(folder.path(), content);
   EXPECT_THAT(validate_kernels(folder.path()), IsEmpty());
   content.kernels[0].spill_bytes = 8;
@@ -116,6 +138,35 @@ TEST(KernelsManifest, ValidateChecksFilesAndSpills) {
               UnorderedElementsAre(HasSubstr("a.cu: its sha256"), HasSubstr("gone.h: missing"),
                                    HasSubstr("spills 8 bytes"), HasSubstr("spills 8 bytes"), HasSubstr("listed twice"),
                                    HasSubstr("a.ptx is not listed"), HasSubstr("a.ptx is not listed")));
+}
+
+TEST(KernelsManifest, ABrokenCubinIsNotSoundThoughItsHashIsListed) {
+  const auto problems = [](const std::string& bytes) {
+    const TemporaryFolder folder;
+    KernelsManifest content = manifest();
+    content.files["a.cubin"] = sha256_hex(bytes);
+    write_text_file(folder / "a.cu", "source");
+    write_text_file(folder / "a.cubin", bytes);
+    write_kernels_manifest(folder.path(), content);
+    return validate_kernels(folder.path());
+  };
+  const std::string good = cubin();
+  EXPECT_THAT(problems(good), IsEmpty());
+  EXPECT_THAT(problems("nvcc: fatal error"), ElementsAre(HasSubstr("a.cubin: does not begin as a 64-bit ELF file")));
+  EXPECT_THAT(problems(""), ElementsAre(HasSubstr("a.cubin: does not begin")));
+  for (const size_t length : {6, 63, 64, 79, 80, 143, 144, 207}) {
+    EXPECT_THAT(problems(good.substr(0, length)), ElementsAre(HasSubstr("a.cubin: truncated"))) << length;
+  }
+  std::string other = good;
+  other[60] = 0;
+  EXPECT_THAT(problems(other), ElementsAre(HasSubstr("a.cubin: 0 section headers of 64 bytes")));
+  other = good;
+  other[80 + 32] = 120;  // of 376 bytes, from byte 64 on
+  other[80 + 33] = 1;
+  EXPECT_THAT(problems(other), ElementsAre(HasSubstr("wanted 376 of section 0 from byte 64")));
+  other = good;
+  for (size_t i = 0; i < 8; ++i) other[40 + i] = '\xff';  // where adding would wrap around
+  EXPECT_THAT(problems(other), ElementsAre(HasSubstr("truncated: 208 bytes; wanted 2 section headers")));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <filesystem>
@@ -39,7 +40,7 @@ inline ModelInfo model(int layers = 3) {
   info.shape = {layers, 4, 2, 8, 6};
   info.rope = {100000.0, "half-split", "llama3", R"({"factor":8})", 8};
   info.qk_norm = true;
-  info.sliding_window_layers = {1, 2};
+  for (int layer = 1; layer < std::min(layers, 3); ++layer) info.sliding_window_layers.push_back(layer);
   info.dtype = "Q4_1";
   return info;
 }
