@@ -1,20 +1,16 @@
 // Configurations and the sets made of them.
 #pragma once
 
+#include "kernels/device/attention.cuh"
 #include "kernels/device/dequantise.cuh"
 #include "kernels/device/key_scores.cuh"
 #include "kernels/device/mma_dequantise.cuh"
+#include "kernels/device/mma_key_scores.cuh"
 #include "kernels/device/mma_pack.cuh"
+#include "kernels/device/mma_value_mix.cuh"
 #include "kernels/device/pack_channel.cuh"
 #include "kernels/device/pack_token.cuh"
 #include "kernels/device/value_mix.cuh"
-#if __has_include("kernels/device/attention.cuh") && __has_include("kernels/device/mma_key_scores.cuh") && \
-                                                                   __has_include("kernels/device/mma_value_mix.cuh")
-#include "kernels/device/attention.cuh"
-#include "kernels/device/mma_key_scores.cuh"
-#include "kernels/device/mma_value_mix.cuh"
-#define KVCC_GPU_READERS 1
-#endif
 #include "tests/gpu/levels.h"
 #include "tests/gpu/sets.h"
 
@@ -98,24 +94,20 @@ TensorKernels mma_kernels() {
   if constexpr (C::kAxis == Axis::token) kernels.select = kernel_of<device::MmaSelect<typename C::Pack>>();
   kernels.pack = kernel_of<device::MmaPack<typename C::Pack>>();
   kernels.dequantise = kernel_of<device::MmaDequantise<C>>();
-#if KVCC_GPU_READERS
   if constexpr (C::kTensor == mma::Tensor::key) {
     kernels.key_scores = kernel_of<device::MmaKeyScores<C>>();
   } else {
     kernels.value_mix = kernel_of<device::MmaValueMix<C>>();
     kernels.value_merge = kernel_of<device::MmaValueMerge<C>>();
   }
-#endif
   return kernels;
 }
 
 template <class Key, class Value>
 Part mma_part() {
   Part part{mma_kernels<Key>(), mma_kernels<Value>(), {}, {}};
-#if KVCC_GPU_READERS
   part.attention = kernel_of<device::Attention<AttentionConfig<Key, Value>>>();
   part.attention_merge = kernel_of<device::AttentionMerge<AttentionConfig<Key, Value>>>();
-#endif
   return part;
 }
 
