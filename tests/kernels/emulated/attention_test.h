@@ -13,19 +13,14 @@ std::vector<float> run_attention(const Shape& shape, const KvccCache& key, const
                                  const std::vector<float>& query, const emulator::Options& options,
                                  std::vector<float> out) {
   constexpr int D = C::Value::kHeadDim;
-  const std::vector<uint8_t> bytes = as_dtype(query, C::kDtype);
-  struct alignas(16) Line {
-    uint8_t byte[16];
-  };
-  std::vector<Line> aligned(bytes.size() / 16 + 1);
-  std::memcpy(static_cast<void*>(aligned.data()), bytes.data(), bytes.size());
+  const AlignedBytes bytes(as_dtype(query, C::kDtype));
   std::vector<float> partial(shape.splits > 1 ? out.size() / D * (D + 2) * shape.splits : 0, bits_float(0x7fc00000u));
   KvccAttentionParams p{};
   p.key = key;
   p.value = value;
   p.value.page_table = key.page_table;  // one table for both, by contract
   p.rope = rope;
-  p.query = aligned.data();
+  p.query = bytes.data();
   p.partial = partial.empty() ? nullptr : partial.data();
   p.out = out.data();
   p.multiplier = kMultiplier;
@@ -66,7 +61,7 @@ void expect_attention(const Shape& shape, const Packed<typename C::Key>& keys, c
     const auto wanted = reference::attention(keys.unpacked[s], values.unpacked[s], q,
                                              {shape.heads, D, D, shape.group, shape.window, kMultiplier}, rotation);
     const auto scores = reference::key_scores(keys.unpacked[s], q, shape.heads, D, shape.group, rotation, kMultiplier);
-    const auto off = score_bounds(keys, s, q, shape.group, kMultiplier * rope.factor);
+    const auto off = score_bounds(keys, s, q, shape.group, kMultiplier, rope.factor);
     const std::vector<double> spread = spread_of(values, s);
     for (int row = 0; row < rows; ++row) {
       const double* const score = scores.value.data() + static_cast<size_t>(row) * length;

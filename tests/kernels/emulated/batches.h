@@ -17,6 +17,7 @@ struct Shape {
   int sink = 0, residual = 0, window = 0, group = 1, splits = 1;
   Outliers outliers = Outliers::few;
   int heads = 2;
+  bool contiguous = false;  ///< pages in order, without a table
 };
 
 /// The edges that every row is run over. `groups`: sizes that the row's group tile serves, the last not a multiple of
@@ -37,6 +38,8 @@ inline std::vector<Shape> edge_shapes(const std::vector<int>& groups) {
       {"page boundary", {63, 64, 65}, 0, 0, 0, some, 1},
       {"page boundary after sinks", {68, 69, 70}, 5, 0, 0, some, 2},
       {"residual ring", {150, 40, 61, 12}, 1, 37, 0, some, 2},
+      {"residual ring longer than two tiles", {260, 150}, 5, 150, 0, some, 2},
+      {"no page table", {70, 0, 130}, 2, 0, 0, most, 1, Outliers::few, 2, true},
       {"ragged batch", {0, 1, 130, 70}, 2, 0, 0, most, 3},
       {"window", {150, 20}, 1, 10, 50, some, 2},
       {"window that begins at a page", {128 + 64}, 0, 0, 128, some, 1},
@@ -90,9 +93,11 @@ struct Packed {
   std::vector<reference::MmaCache> caches;   ///< of one capacity
   std::vector<std::vector<float>> unpacked;  ///< [T, H, D] of each sequence
   MmaBatch batch;
+  bool contiguous = false;
 
   KvccCache view() {
     KvccCache c = batch.view();
+    if (contiguous) c.page_table = nullptr;
     set_constants(c, quantiser);
     return c;
   }
@@ -139,6 +144,29 @@ void spoil_unspecified(Packed<C>& p, const Shape& shape) {
   }
 }
 
+/// Page i of sequence s to place s * max_pages + i of the pool.
+template <class C>
+void put_in_order(Packed<C>& p) {
+  MmaBatch& batch = p.batch;
+  const size_t page_bytes = mma::page_bytes(batch.shape.shape);
+  std::vector<uint8_t> pages(batch.page_table.size() * page_bytes, 0xff);
+  for (size_t slot = 0; slot < batch.page_table.size(); ++slot) {
+    int32_t& number = batch.page_table[slot];
+    if (number < 0) continue;
+    std::memcpy(pages.data() + slot * page_bytes, batch.pages.data() + number * page_bytes, page_bytes);
+    number = static_cast<int32_t>(slot);
+  }
+  batch.pages = std::move(pages);
+  p.contiguous = true;
+}
+
+/// Moves the only sequence `pages` pages further in its context, behind pages that the table does not have. The ring
+/// keeps its rows where 64 * pages is a multiple of it; sinks are to lie outside the window.
+inline void move_on(MmaBatch& batch, int32_t pages) {
+  batch.page_table.insert(batch.page_table.begin(), pages, -1);
+  batch.lengths.at(0) += pages * KVCC_PAGE_TOKENS;
+}
+
 template <class C>
 Packed<C> make_packed(const Shape& shape, std::mt19937& random, std::vector<uint8_t> bits = {}) {
   if (bits.empty()) bits.assign(shape.heads, C::kBits);
@@ -166,6 +194,7 @@ Packed<C> make_packed(const Shape& shape, std::mt19937& random, std::vector<uint
     p.unpacked.push_back(reference::unpack(p.quantiser, p.caches.back()));
   }
   p.batch = make_batch(p.caches, random);
+  if (shape.contiguous) put_in_order(p);
   spoil_unspecified(p, shape);
   return p;
 }
@@ -177,6 +206,16 @@ void cut_ends(Packed<C>& p, uint32_t capacity) {
   for (size_t at = 0; at < p.batch.pages.size(); at += mma::page_bytes(shape)) {
     auto* const ends = reinterpret_cast<uint16_t*>(p.batch.pages.data() + at + mma::ends_offset(shape));
     for (uint32_t i = 0; i < shape.classes; ++i) ends[i] = std::min<uint32_t>(ends[i], capacity);
+  }
+}
+
+/// Class ends of the only head, in all pages, made to fall: those of every second class become 0.
+template <class C>
+void set_falling_ends(Packed<C>& p) {
+  const mma::PageShape& shape = p.batch.shape.shape;
+  for (size_t at = 0; at < p.batch.pages.size(); at += mma::page_bytes(shape)) {
+    auto* const ends = reinterpret_cast<uint16_t*>(p.batch.pages.data() + at + mma::ends_offset(shape));
+    for (uint32_t i = 1; i < shape.classes; i += 2) ends[i] = 0;
   }
 }
 

@@ -14,16 +14,11 @@ template <class C>
 std::vector<float> run_scores(const Shape& shape, KvccCache cache, const KvccRope& rope,
                               const std::vector<float>& query, int64_t stride, const emulator::Options& options,
                               std::vector<float> scores) {
-  const std::vector<uint8_t> bytes = as_dtype(query, C::kDtype);
-  struct alignas(16) Line {
-    uint8_t byte[16];
-  };
-  std::vector<Line> aligned(bytes.size() / 16 + 1);
-  std::memcpy(static_cast<void*>(aligned.data()), bytes.data(), bytes.size());
+  const AlignedBytes bytes(as_dtype(query, C::kDtype));
   KvccMmaKeyScoresParams p{};
   p.cache = cache;
   p.rope = rope;
-  p.query = aligned.data();
+  p.query = bytes.data();
   p.scores = scores.data();
   p.scores_stride = stride;
   p.multiplier = kMultiplier;
@@ -44,7 +39,7 @@ void expect_scores(const Shape& shape, const Packed<C>& keys, const MmaRope& rop
     const auto q = rows_of_sequence(query, s, shape.lengths.size());
     const auto wanted = reference::key_scores(keys.unpacked[s], q, shape.heads, C::kHeadDim, shape.group,
                                               {rope.interleaved, rope.frequencies, rope.factor}, kMultiplier);
-    const auto bounds = score_bounds(keys, s, q, shape.group, kMultiplier * rope.factor);
+    const auto bounds = score_bounds(keys, s, q, shape.group, kMultiplier, rope.factor);
     for (int row = 0; row < rows; ++row) {
       for (int64_t p = 0; p < stride; ++p) {
         const float score = found[(s * rows + row) * stride + p];
@@ -137,6 +132,45 @@ TEST(EmulatedKeyScores, OverfullListsAreNotReadPastTheirEnd) {
   const auto found = scores();
   cut_ends(keys, kCapacity);
   EXPECT_EQ(found, scores());
+}
+
+// Class ends as no pack writes them, above the next class's: classes with such ends are empty, and the launch ends.
+TEST(EmulatedKeyScores, ClassEndsThatFallAreEmptyClasses) {
+  using C = MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr, Rope::half, 64, 8, Dtype::f16>;
+  const Shape shape{"falling ends", {64}, 0, 0, 0, 2, 1, Outliers::full, 1};
+  std::mt19937 random(1);
+  Packed<C> keys = make_packed<C>(shape, random);
+  const MmaRope rope = make_mma_rope(64, false, 64);
+  const auto query = make_queries(shape, 64, random);
+  const std::vector<float> untouched(2 * 64, kUntouched);
+  set_falling_ends(keys);
+  const auto found = run_scores<C>(shape, keys.view(), rope.view(), query, 64, {}, untouched);
+  for (const float score : found) EXPECT_TRUE(std::isfinite(score) && score != kUntouched);
+}
+
+template <class C>
+void check_long_context() {
+  const Shape shape = end_of_long_context();
+  std::mt19937 random(1);
+  Packed<C> keys = make_packed<C>(shape, random);
+  move_on(keys.batch, kPagesBefore);
+  const int64_t before = int64_t{kPagesBefore} * 64, length = shape.lengths[0], stride = before + length;
+  const MmaRope rope = make_mma_rope(C::kRotaryDim, C::kRope == Rope::interleaved, stride, 1.25);
+  const auto query = make_queries(shape, C::kHeadDim, random);
+  const std::vector<float> untouched(shape.heads * shape.group * stride, kUntouched);
+  const auto all = floats_of(under_all_schedules([&](const auto& options) {
+    return bits_of(run_scores<C>(shape, keys.view(), rope.view(), query, stride, options, untouched));
+  }));
+  std::vector<float> found;
+  for (auto row = all.begin(); row != all.end(); row += stride) {
+    EXPECT_EQ(std::count(row, row + before, kUntouched), before);
+    found.insert(found.end(), row + before, row + stride);
+  }
+  expect_scores(shape, keys, rope, turned_back(query, C::kHeadDim, rope, before), found, length);
+}
+TEST(EmulatedKeyScores, LongContext) {
+  check_long_context<MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr, Rope::half, 64, 8, Dtype::f16>>();
+  check_long_context<MmaConfig<Tensor::key, 4, 64, Axis::token, Sparse::none, Rope::interleaved, 64, 8, Dtype::f16>>();
 }
 
 }  // namespace

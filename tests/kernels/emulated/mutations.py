@@ -28,6 +28,7 @@ class Mutation:
     test: str  # source of the test, without _test.cc
     head_dim: int  # of the rows that are built
     tsan: bool = False  # only ThreadSanitizer sees it
+    seconds: int = 900  # longer is found too: of errors that make a loop near endless
 
 
 # The barrier between phases as the emulator compiles it; the text stands there a second time for nvcc.
@@ -102,14 +103,29 @@ MUTATIONS = [
     Mutation("relative angles without the sinks", "mma_keys.cuh", "const int32_t first = c.sink % KVCC_ROPE_BLOCK;",
              "const int32_t first = 0;", "key_scores", 64),
     Mutation("queries turned the wrong way", "mma_keys.cuh", "-multiply(x, n[i]));", "multiply(x, n[i]));", "key_scores", 64),
-    # -- records
-    Mutation("wrong class end", "mma_common.cuh", "end = ends[record_class];", "end = ends[record_class] - 1u;", "value_mix", 64),
-    Mutation("no clamp to the capacity when read", "mma_common.cuh", "end < capacity ? end : capacity};", "end};",
+    Mutation("sequences' pages the same without a table", "mma_common.cuh",
+             "c.page_table[slot] : static_cast<int32_t>(slot)", "c.page_table[slot] : i", "key_scores", 64),
+    Mutation("residual ring of two tiles at most", "mma_common.cuh", "at.ring_tiles = length > ring ? larger((length + KVCC_ROPE_BLOCK - 1) / KVCC_ROPE_BLOCK - at.ring_first, 0) : 0;",
+             "at.ring_tiles = length > ring ? smaller((length + KVCC_ROPE_BLOCK - 1) / KVCC_ROPE_BLOCK - at.ring_first, 2) : 0;",
              "key_scores", 64),
+    Mutation("offset of a base row in 16 bits", "mma_keys.cuh",
+             "rope.base_cosine + static_cast<int64_t>(block) * kHalfR", "rope.base_cosine + static_cast<int16_t>(block * kHalfR)",
+             "key_scores", 64),
+    Mutation("offset of a base row in 16 bits, of sines", "mma_keys.cuh",
+             "rope.base_sine + static_cast<int64_t>(block) * kHalfR", "rope.base_sine + static_cast<int16_t>(block * kHalfR)",
+             "attention_narrow", 80),
+    # -- records
+    Mutation("wrong class end", "mma_common.cuh", "last = ends[record_class];", "last = ends[record_class] - 1u;", "value_mix", 64),
+    Mutation("no clamp to the capacity when read", "mma_common.cuh", "end = last < capacity ? last : capacity;", "end = last;",
+             "key_scores", 64),
+    Mutation("class that begins past its end", "mma_common.cuh", "begin < end ? begin : end, end};",
+             "begin < capacity ? begin : capacity, end};", "key_scores", 64, seconds=120),
     Mutation("a list that is too short is written", "mma_records.cuh", "return shared.end[kLast] + shared.shift",
              "return true || shared.end[kLast] + shared.shift", "pack", 64),
     Mutation("class ends of records that had no room", "mma_records.cuh", "if (all <= capacity) end +=", "end +=", "pack", 64),
     Mutation("tiles that had room packed twice", "mma_pack.cuh", "if (p.repeat_above > 0 && ", "if (false && ", "pack", 64),
+    Mutation("tile that its list just held packed twice", "mma_pack.cuh", "<= static_cast<uint32_t>(p.repeat_above)",
+             "< static_cast<uint32_t>(p.repeat_above)", "pack", 64),
     Mutation("records not moved up", "mma_records.cuh", "list.record[i + shift] = shared.moved[j];",
              "list.record[i] = shared.moved[j];", "pack", 64),
     Mutation("outliers differ from the wrong code", "mma_key_outliers.cuh", "-low_half(decoded)", "-high_half(decoded)",
@@ -120,6 +136,8 @@ MUTATIONS = [
              "lower_seen++ <= lower.rank[0];", "pack", 64),
     Mutation("lists copied to the source's places", "copy_pages.cuh", "list, source_list, target_list}",
              "list, source_list, source_list}", "dequantise", 64),
+    Mutation("outliers' sums left in their old unit", "mma_value_mix.cuh",
+             "    if constexpr (Values::kSparse && kPages) shared.outliers[at.warp].scale(factor, at);\n", "", "value_mix", 64),
     # -- softmax and merges
     Mutation("no new unit when the greatest score rises", "attention.cuh", "    if (ballot(rises) != 0) [[unlikely]] {",
              "    if (false) {", "attention_narrow", 80),
@@ -154,7 +172,7 @@ def compile_command(source, tsan):
     raise RuntimeError(f"{BUILD}/compile_commands.json: no command for {source}_test.cc, tsan={tsan}")
 
 
-def build_and_run(mutated, source, head_dim, tsan, folder):
+def build_and_run(mutated, source, head_dim, tsan, folder, seconds=900):
     """Exit code and output of the test of `source`, with the headers of `mutated` before the tree's own."""
     program = folder / "test"
     compiling = compile_command(source, tsan)
@@ -173,7 +191,7 @@ def build_and_run(mutated, source, head_dim, tsan, folder):
         command = ["setarch", "-R", *command]
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=900, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, env=environment)
     except subprocess.TimeoutExpired:
         return 124, "timed out"
     return done.returncode, done.stdout + done.stderr
@@ -191,7 +209,8 @@ def run_mutation(mutation):
         copy = folder / "tree/kernels/device"
         shutil.copytree(device, copy)
         (copy / mutation.file).write_text(text.replace(mutation.old, mutation.new))
-        return build_and_run(folder / "tree", mutation.test, mutation.head_dim, mutation.tsan, folder)
+        return build_and_run(folder / "tree", mutation.test, mutation.head_dim, mutation.tsan, folder,
+                             mutation.seconds)
 
 
 def run_unmutated(test, head_dim, tsan):

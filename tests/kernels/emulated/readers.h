@@ -46,10 +46,10 @@ std::vector<double> spread_of(const Packed<C>& p, size_t s) {
   return spread;
 }
 
-/// Bound of each score of a sequence, [H * group, T]: 2^-8 * multiplier * sum over rotary pairs of |q pair| |K pair|.
+/// Bound of each score of a sequence, [H * group, T], as mma_keys.cuh states it. factor: of the rotary tables.
 template <class C>
 std::vector<double> score_bounds(const Packed<C>& keys, size_t s, const std::vector<float>& query, int group,
-                                 double multiplier) {
+                                 double multiplier, double factor) {
   constexpr int D = C::kHeadDim, R = C::kRotaryDim;
   const int heads = keys.caches[s].heads;
   const int64_t tokens = keys.caches[s].tokens;
@@ -63,7 +63,7 @@ std::vector<double> score_bounds(const Packed<C>& keys, size_t s, const std::vec
       for (int i = 0; i < R / 2; ++i) {
         const int a = C::kRope == Rope::interleaved ? 2 * i : i,
                   b = C::kRope == Rope::interleaved ? 2 * i + 1 : i + R / 2;
-        sum += std::hypot(q[a], q[b]) * std::hypot(k[a], k[b]);
+        sum += factor * std::hypot(q[a], q[b]) * std::hypot(k[a], k[b]);
       }
       for (int c = R; c < D; ++c) sum += std::fabs(q[c]) * k[c];
       bounds[row * tokens + t] = kRounding * multiplier * sum;
@@ -101,6 +101,20 @@ class Errors {
 inline std::vector<float> make_queries(const Shape& shape, int head_dim, std::mt19937& random) {
   return make_rows(static_cast<int64_t>(shape.lengths.size()) * shape.heads * shape.group, head_dim, random);
 }
+/// As a kernel takes them, at an address from which it may load 16 bytes at once.
+class AlignedBytes {
+ public:
+  explicit AlignedBytes(const std::vector<uint8_t>& bytes) : lines_(bytes.size() / sizeof(Line) + 1) {
+    std::memcpy(static_cast<void*>(lines_.data()), bytes.data(), bytes.size());
+  }
+  const void* data() const { return lines_.data(); }
+
+ private:
+  struct alignas(16) Line {
+    uint8_t byte[16];
+  };
+  std::vector<Line> lines_;
+};
 inline std::vector<float> rows_of_sequence(const std::vector<float>& all, size_t s, size_t sequences) {
   const size_t each = all.size() / sequences;
   return {all.begin() + s * each, all.begin() + (s + 1) * each};
@@ -108,6 +122,30 @@ inline std::vector<float> rows_of_sequence(const std::vector<float>& all, size_t
 inline int first_visible(const Shape& shape, size_t s) {
   return shape.window > 0 ? std::max(shape.lengths[s] - shape.window, 0) : 0;
 }
+/// Queries [rows, D] turned back by `positions`: their scores of RoPE_p(key) are those of RoPE_(p + positions)(key) of
+/// the queries as they were.
+inline std::vector<float> turned_back(std::vector<float> query, int head_dim, const MmaRope& rope, int64_t positions) {
+  const int pairs = static_cast<int>(rope.frequencies.size());
+  for (size_t row = 0; row < query.size(); row += head_dim) {
+    for (int i = 0; i < pairs; ++i) {
+      float& x = query[row + (rope.interleaved ? 2 * i : i)];
+      float& y = query[row + (rope.interleaved ? 2 * i + 1 : i + pairs)];
+      const double angle = static_cast<double>(positions) * rope.frequencies[i];
+      const double was_x = x, was_y = y;
+      x = static_cast<float>(was_x * std::cos(angle) + was_y * std::sin(angle));
+      y = static_cast<float>(was_y * std::cos(angle) - was_x * std::sin(angle));
+    }
+  }
+  return query;
+}
+/// A sequence that readers see at the end of a context of kLongContext tokens, and by how many pages it is moved there:
+/// offsets of base rows do not fit 16 bits.
+constexpr int kLongContext = 131072;
+inline Shape end_of_long_context() {
+  return {"end of a long context", {4 * 64 + 32}, 5, 32, 100, 3, kSmall ? 1 : 2, Outliers::few, 1};
+}
+constexpr int32_t kPagesBefore = (kLongContext - 4 * 64) / 64;
+
 inline int longest(const Shape& shape) { return *std::max_element(shape.lengths.begin(), shape.lengths.end()); }
 
 }  // namespace kvcc::test
