@@ -1,7 +1,8 @@
 // key_scores of layout mma-1: one block takes a part of the context and up to kGroupTile queries of one KV head; each
 // warp streams whole tiles, and a decoded key meets all of a warp's queries on the tensor cores.
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_key_scores
-//   bound codes are read once a group tile, in 128-bit loads
+//   bound codes are read once a group tile, in 128-bit loads; twice, by two sets of warps (mma_merge.cuh), where
+//   kGroupTile is 16 and a head has more than 128 channels
 //   error as in mma_keys.cuh
 #pragma once
 

@@ -1,10 +1,11 @@
 // Keys on tensor cores: S^T[token, query] = K Q^T, decoded keys as A operand straight from the layout, queries of the
 // group, padded to 8, as B. A page's keys are turned by their offset r from t0, a multiple of 64; the queries by -t0,
 // once a tile, in f32 from tables made in double, so that no angle grows with the context (KvccRope).
-//   error of a score <= 2^-8 * multiplier * sum over rotary pairs of |q pair| |K pair| (over channels past R: |q| K),
-//   where K is the channel's |scale| + |zero|, or the exact value, and at least 2^-14, below which fp16 thins out:
-//   levels, scales, zeros, decoded keys, cosines, products, turned keys and queries are rounded to fp16 once each,
-//   2^-11 each. Measured over random configurations: below 2^-11 in that unit
+//   error of a score <= 2^-8 * multiplier * (factor * sum over rotary pairs of |q pair| |K pair| + sum over channels
+//   past R of |q| K), where factor is the attention factor of scalings that have one (KvccRope), else 1, and K is the
+//   channel's |scale| + |zero|, or the exact value, and at least 2^-14, below which fp16 thins out: levels, scales,
+//   zeros, decoded keys, cosines, products, turned keys and queries are rounded to fp16 once each, 2^-11 each. Measured
+//   over random configurations: below 2^-11 in that unit
 #pragma once
 
 #include "kernels/device/mma_common.cuh"

@@ -2,9 +2,10 @@
 // warp streams whole tiles, and a decoded value meets all of a warp's weights on the tensor cores. Warps are merged in
 // order through shared memory, parts by MmaValueMerge.
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_value_mix
-//   bound codes are read once a group tile, in 128-bit loads
-//   error of out[d] <= 2^-8 * max |weight| * sum over p of |value[p, d]'s channel or token range|: as in
-//   mma_values.cuh, with weights of any size and sign
+//   bound codes are read once a group tile, in 128-bit loads; twice, by two sets of warps (mma_merge.cuh), where
+//   kGroupTile is 16 and a head has more than 128 channels
+//   error of out[d] <= 2^-8 * max |weight| * sum over p of |value[p, d]'s channel or token range|, each at least 2^-14:
+//   as in mma_values.cuh, with weights of any size and sign
 #pragma once
 
 #include <type_traits>

@@ -2,9 +2,10 @@
 // as B. Token axis: a token's scale is folded into its weights before they become fp16, its zero-point summed a query,
 // so that an element costs no arithmetic; channel axis: scale and zero-point are applied once, at the end.
 //   weights carry a factor 2^14 where they can, so that the smallest of a long context are not lost in fp16
-//   error of out[d], in units of max |value| of what a query sees: weights and levels are rounded to fp16 once each,
-//   2^-11 each, and weights below 2^-39 (2^-25 where a token's scale is 2 or more, i.e. values are as large) of the
-//   greatest count as 0: together below 2^-8 for 128 K tokens
+//   error of out[d], in units of max |value| of what a query sees, and at least 2^-14, below which fp16 thins out:
+//   weights and levels are rounded to fp16 once each, 2^-11 each, and weights below 2^-39 / s of the greatest count as
+//   0 (2^-25 / s where a token's scale is 2 or more, i.e. values are as large), s being the token's scale, on the
+//   channel axis 1: together below 2^-8 for 128 K tokens
 #pragma once
 
 #include "kernels/device/mma_common.cuh"
