@@ -18,15 +18,21 @@ namespace fs = std::filesystem;
 
 BuildFolder::BuildFolder(const std::string& key) {
   const std::string name = "kvcc-" + key.substr(0, 16);
-  for (const std::string& place : {std::string("/tmp"), fs::temp_directory_path().string()}) {
+  int code = 0;
+  for (const bool first : {true, false}) {
+    std::error_code error;
+    const std::string place = first ? "/tmp" : fs::temp_directory_path(error).string();
+    if (error) break;  // TMPDIR names no folder
     // Another number only where another user's folder has the name.
     for (int i = 0; i < 100; ++i) {
       path_ = i == 0 ? place + "/" + name : fmt::format("{}/{}.{}", place, name, i);
       if (take()) return;
-      if (errno != EPERM) break;
+      code = errno;
+      if (code != EPERM) break;
     }
   }
-  throw Error(ErrorKind::failed, path_, std::strerror(errno), "a folder to compile in", "set TMPDIR");
+  throw Error(ErrorKind::failed, path_, std::strerror(code), "a folder to compile in",
+              "set TMPDIR to a folder that can be written");
 }
 
 BuildFolder::~BuildFolder() {

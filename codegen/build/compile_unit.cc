@@ -1,90 +1,34 @@
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <regex>
+#include <string_view>
 #include <utility>
 
-#include "codegen/build/build_folder.h"
 #include "codegen/build/nvcc.h"
+#include "codegen/build/task.h"
 #include "formats/core/error.h"
-#include "formats/core/file.h"
 #include "formats/core/hash.h"
-#include "formats/core/process.h"
 
 namespace kvcc::codegen {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// Writes a source with a fixed time: line information holds that too.
-void write_source(const std::string& path, const std::string& text) {
-  write_text_file(path, text);
-  const timespec times[2] = {{0, 0}, {0, 0}};
-  utimensat(AT_FDCWD, path.c_str(), times, 0);
-}
-
-/// The lines of nvcc's output that say what went wrong, a few.
-std::string gist(const std::string& output) {
-  std::string kept;
-  int lines = 0;
-  for (size_t at = 0; at < output.size() && lines < 8;) {
-    const size_t end = std::min(output.find('\n', at), output.size());
-    const std::string line = output.substr(at, end - at);
-    if (line.find("error") != std::string::npos || line.find("warning") != std::string::npos ||
-        line.find("fatal") != std::string::npos || line.find("pilled") != std::string::npos) {
-      kept += (kept.empty() ? "" : "\n") + line;
-      ++lines;
-    }
+/// The PTX with a fixed time and size at each file that line information names. ptxas would ask the disk for both, and
+/// write what it finds into the cubin: of our sources nothing or what a killed run left, of the toolkit's headers their
+/// installation's.
+std::string with_fixed_files(const std::string& ptx) {
+  std::string out;
+  for (size_t at = 0; at < ptx.size();) {
+    const size_t end = std::min(ptx.find('\n', at), ptx.size());
+    const std::string_view line = std::string_view(ptx).substr(at, end - at);
+    const size_t word = std::min(line.find_first_not_of(" \t"), line.size());
+    out += line;
+    if (line.substr(word).starts_with(".file") && line.ends_with('"')) out += ", 1, 1";
+    if (end < ptx.size()) out += '\n';
     at = end + 1;
   }
-  return kept.empty() ? output.substr(0, 2000) : kept;
-}
-
-/// One kept result of the compiler: looked up by the hash of all that decides it, else made in its folder.
-struct Task {
-  std::string key;
-  std::string extension;                                     ///< of the result, ".ptx" or ".cubin"
-  std::string what;                                          ///< for messages
-  std::vector<std::pair<std::string, std::string>> sources;  ///< path in the folder, text
-  std::vector<std::string> command;                          ///< writes "out" + extension
-};
-struct Kept {
-  std::string binary, log;
-  bool cached = false;
-};
-
-Kept run_task(const Nvcc& nvcc, const Task& task, const std::string& cache_folder) {
-  const std::string kept = cache_folder + "/kernels/" + task.key.substr(0, 2) + "/" + task.key;
-  const std::string binary_path = kept + task.extension, log_path = kept + ".log";
-  Kept result;
-  const auto look = [&] {
-    if (!fs::exists(binary_path) || !fs::exists(log_path)) return false;
-    result.binary = read_text_file(binary_path);
-    result.log = read_text_file(log_path);
-    return result.cached = true;
-  };
-  if (look()) return result;
-  const BuildFolder folder(task.key);
-  if (look()) return result;  // another process has compiled it while this one waited
-  for (const auto& [path, text] : task.sources) {
-    make_folder((fs::path(folder.path()) / path).parent_path().string());
-    write_source(folder.path() + "/" + path, text);
-  }
-  ProcessResult run = run_process(task.command, {.folder = folder.path()});
-  if (run.status != 0) {
-    throw Error(ErrorKind::failed, fmt::format("nvcc {}, {}", nvcc.version, task.what), gist(run.output), "",
-                fmt::format("exit status {}", run.status));
-  }
-  result.binary = read_text_file(folder.path() + "/out" + task.extension);
-  result.log = std::move(run.output);
-  make_folder(fs::path(kept).parent_path().string());
-  write_text_file(log_path, result.log);
-  write_text_file(binary_path, result.binary);
-  return result;
+  return out;
 }
 
 /// Dynamic shared memory of the entries, as KVCC_KERNEL writes it into the unit.
@@ -123,13 +67,14 @@ Compiled compile_ptx(const Nvcc& nvcc, const std::string& name, const std::strin
                      const std::string& cache_folder) {
   Sha256 hash;
   hash.update(
-      fmt::format("kvcc ptx 2\n{}\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(ptx_flags(), " "), name, unit));
+      fmt::format("kvcc ptx 3\n{}\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(ptx_flags(), " "), name, unit));
   for (const auto& [path, text] : headers) hash.update(fmt::format("{} {}\n", path, sha256_hex(text)));
-  Task task{hash.hex(), ".ptx", fmt::format("{}.cu for {}", name, arch), {headers.begin(), headers.end()}, {}};
+  Task task{hash.hex(), ".ptx", fmt::format("{}.cu for {}", name, arch), {headers.begin(), headers.end()}, {}, {}};
   task.sources.emplace_back(name + ".cu", unit);
   task.command = {nvcc.path, "-ptx", "-arch=" + arch, "-I.", "-o", "out.ptx"};
   task.command.insert(task.command.end(), ptx_flags().begin(), ptx_flags().end());
   task.command.push_back(name + ".cu");
+  task.finish = with_fixed_files;
   Kept kept = run_task(nvcc, task, cache_folder);
   Compiled result;
   result.binary = std::move(kept.binary);
@@ -141,9 +86,9 @@ Compiled compile_ptx(const Nvcc& nvcc, const std::string& name, const std::strin
 Compiled assemble_once(const Nvcc& nvcc, const std::string& name, const std::string& ptx, const std::string& arch,
                        const std::string& cache_folder) {
   Sha256 hash;
-  hash.update(fmt::format("kvcc cubin 2\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(cubin_flags(), " "), name));
+  hash.update(fmt::format("kvcc cubin 3\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(cubin_flags(), " "), name));
   hash.update(ptx);
-  Task task{hash.hex(), ".cubin", fmt::format("{}.ptx for {}", name, arch), {{name + ".ptx", ptx}}, {}};
+  Task task{hash.hex(), ".cubin", fmt::format("{}.ptx for {}", name, arch), {{name + ".ptx", ptx}}, {}, {}};
   task.command = {nvcc.path, "-cubin", "-arch=" + arch, "-o", "out.cubin"};
   task.command.insert(task.command.end(), cubin_flags().begin(), cubin_flags().end());
   task.command.push_back(name + ".ptx");

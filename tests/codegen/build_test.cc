@@ -180,6 +180,70 @@ TEST(CompileUnit, FolderFollowsFromTheKeyAlone) {
   EXPECT_EQ(read_text_file(folder / "count"), "built\n");
 }
 
+/// A compiler of one line of shell that gets the output's path as $out.
+Nvcc shell_compiler(const made::TemporaryFolder& folder, const std::string& line) {
+  write_text_file(folder / "nvcc", "#!/bin/sh\nfor out; do [ \"$before\" = -o ] && break; before=$out; done\n" + line);
+  std::filesystem::permissions(folder / "nvcc", std::filesystem::perms::owner_all);
+  return {folder / "nvcc", "13.0.88", {}};
+}
+
+TEST(CompileUnit, DamagedEntriesOfTheCacheAreMadeAnew) {
+  const made::TemporaryFolder folder;
+  const Nvcc nvcc = shell_compiler(folder, "echo binary > $out; echo log; echo \"'nvcc'\" >&2\n");
+  const auto compile = [&] { return compile_ptx(nvcc, "k", folder / "unit", {}, "compute_80", folder / "cache"); };
+  EXPECT_FALSE(compile().cached);
+  std::vector<std::string> entries;
+  for (const auto& one : std::filesystem::recursive_directory_iterator(folder / "cache")) {
+    if (one.is_regular_file()) entries.push_back(one.path().string());
+  }
+  ASSERT_EQ(entries.size(), 1u);
+  const std::string whole = read_text_file(entries[0]);
+  EXPECT_TRUE(compile().cached);
+  for (size_t i = 0; i < whole.size(); i += 12) {
+    std::string flipped = whole;
+    flipped[i] ^= 4;
+    for (const std::string& damaged : {whole.substr(0, i), flipped}) {
+      write_text_file(entries[0], damaged);
+      const Compiled again = compile();
+      EXPECT_FALSE(again.cached) << i;
+      EXPECT_EQ(again.binary, "binary\n");
+      EXPECT_EQ(read_text_file(entries[0]), whole);
+    }
+  }
+}
+
+TEST(CompileUnit, LineInformationHasNoTimesOfFiles) {
+  const made::TemporaryFolder folder;
+  const Nvcc nvcc =
+      shell_compiler(folder, "printf '\\t.file\\t1 \"%s/k.cu\"\\n.file 2 \"a b\", 7, 8\\n// .file\\n' $PWD > $out\n");
+  const std::string ptx = compile_ptx(nvcc, "k", folder / "unit", {}, "compute_80", folder / "cache").binary;
+  EXPECT_THAT(ptx, HasSubstr("/k.cu\", 1, 1\n.file 2 \"a b\", 7, 8\n// .file\n"));
+  EXPECT_EQ(compile_ptx(nvcc, "k", folder / "unit", {}, "compute_80", folder / "cache").binary, ptx);
+}
+
+TEST(CompileUnit, AnUnfitTmpdirDoesNotMatter) {
+  const made::TemporaryFolder folder;
+  const Nvcc nvcc = shell_compiler(folder, "[ -d \"$TMPDIR\" ] && echo $TMPDIR > $out\n");
+  for (const char* unfit : {"", "/nonexistent"}) {
+    setenv("TMPDIR", unfit, 1);
+    EXPECT_THAT(compile_ptx(nvcc, "k", folder.path() + unfit, {}, "compute_80", folder.path() + "/cache").binary,
+                HasSubstr("/tmp/kvcc-"));
+    unsetenv("TMPDIR");
+  }
+}
+
+TEST(CompileUnit, ACompilerThatWritesNothingIsNamed) {
+  const made::TemporaryFolder folder;
+  const Nvcc nvcc = shell_compiler(folder, "exit 0\n");
+  try {
+    compile_ptx(nvcc, "k", folder / "unit", {}, "compute_80", folder / "cache");
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.exit_code(), 1);
+    EXPECT_THAT(error.what(), HasSubstr("nvcc wrote no output"));
+  }
+}
+
 TEST(Arguments, AreThoseOfTheLaunchHeader) {
   const std::string text = read_text_file(std::string(KVCC_SOURCE_DIR) + "/formats/layout/launch.h");
   const auto members = members_of(text, "KvccKeyScoresParams");

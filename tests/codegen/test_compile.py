@@ -1,6 +1,8 @@
 """kvcc compile as users run it: sources alone, cubins and PTX, the cache, the manifest, the C header, refusals."""
 import json
+import pathlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -56,7 +58,7 @@ def test_what_mma_does_not_have_falls_back_and_says_why(work, tmp_path):
     result = kvcc_json("compile", work / "other.kvcb", "-o", tmp_path / "auto", "--emit-only")
     assert result["layout"] == "linear-1" and "head dimension 32" in result["layout_reason"]
     _, err = kvcc("compile", work / "other.kvcb", "-o", tmp_path / "auto", "--emit-only")
-    assert "layout linear-1: mma-1 needs" in err and "head dimension 32" in err
+    assert "layout linear-1: mma-1 has no" in err and "head dimension 32" in err
     out, _ = kvcc("compile", work / "other.kvcb", "-o", tmp_path / "mma", "--emit-only", "--layout", "mma-1", "--json", code=2)
     assert "head dimension 32" in json.loads(out)["error"]["message"] and not (tmp_path / "mma").exists()
     old = kvcc_json("compile", work / "tiny.kvcb", "-o", tmp_path / "old", "--emit-only", "--arch", "sm_75,sm_90")
@@ -158,6 +160,29 @@ def test_same_bytes_without_the_cache_in_another_folder(built, work, tmp_path):
     assert files(tmp_path / "elsewhere") == files(built[0])
 
 
+def test_same_bytes_whatever_a_killed_run_left(built, work, tmp_path):
+    """Line information names /tmp/kvcc-HASH/NAME.cu, which is gone when the cubin is assembled, or is there and has a time and a size."""
+    out, result = built
+    shutil.copytree(work / "cache", tmp_path / "cache")
+    entries = list((tmp_path / "cache").rglob("*.entry"))
+    cubins = [entry for entry in entries if b"\x7fELF" in entry.read_bytes()]
+    assert (len(entries), len(cubins)) == (24, 16)
+    for cubin in cubins:
+        cubin.unlink()
+    strays = {name for ptx in out.glob("*.ptx") for name in re.findall(r'\.file\s+\d+ "(/tmp/kvcc-[0-9a-f]{16}/[^/"]+\.cu)"', ptx.read_text())}
+    assert len(strays) == 8
+    strays = [pathlib.Path(stray) for stray in sorted(strays)]
+    try:
+        for stray in strays:
+            stray.parent.mkdir()
+            stray.write_text("left")
+        again = kvcc_json("compile", work / "tiny.kvcb", "--arch", "sm_80,sm_90", "-o", tmp_path / "out", "--cache-dir", tmp_path / "cache")
+    finally:
+        for stray in strays:
+            shutil.rmtree(stray.parent, ignore_errors=True)
+    assert again["compiled"] == 16 and files(tmp_path / "out") == files(out)
+
+
 def test_files_of_an_earlier_artifact_are_removed_and_others_kept(work, tmp_path):
     out = tmp_path / "out"
     kvcc("compile", work / "tiny.kvcb", "-o", out, "--emit-only")
@@ -257,7 +282,7 @@ def test_a_failing_compiler_is_quoted(work, tmp_path):
     out, _ = kvcc("compile", work / "tiny.kvcb", "--arch", "sm_80", "-o", tmp_path / "out", "--cache-dir", tmp_path / "cache", "--json",
                   code=1, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
     assert "Registers are spilled" in json.loads(out)["error"]["message"]
-    assert not (tmp_path / "out").exists() and not list((tmp_path / "cache").rglob("*.cubin"))
+    assert not (tmp_path / "out").exists() and not list((tmp_path / "cache").rglob("*.entry"))
 
 
 SPILLING = """#!/bin/sh
