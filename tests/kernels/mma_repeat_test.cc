@@ -54,7 +54,7 @@ class Decoding {
         ASSERT_LT(tries, 12);
         ASSERT_NO_FATAL_FAILURE(expect_kept(before, first, count));
         ASSERT_NO_FATAL_FAILURE(expect_readable(first));
-        const int32_t above = static_cast<int32_t>(cache_.shape.capacity);
+        const int32_t above = fullest_that_fits();
         grow();
         before = cache_;
         pack(first, count, above);
@@ -82,6 +82,12 @@ class Decoding {
   }
   bool overflows() const {
     return *std::max_element(cache_.needed.begin(), cache_.needed.end()) > cache_.shape.capacity;
+  }
+  /// Records of the fullest tile that had room: as if the list had just held them, or else the capacity.
+  int32_t fullest_that_fits() const {
+    uint32_t most = 0;
+    for (const uint32_t needed : cache_.needed) most = std::max(most, needed <= cache_.shape.capacity ? needed : 0u);
+    return static_cast<int32_t>(most > 0 ? most : cache_.shape.capacity);
   }
   void pack(int first, int count, int32_t repeat_above) {
     ASSERT_EQ((0u | ... | append<Units>(q_, x_, first, {count}, seed_, view(cache_, nullptr), repeat_above)), 0u);
