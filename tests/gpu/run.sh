@@ -12,11 +12,11 @@ kernels written as well and against KVQuant-like ones, on contexts of 2K to 128K
   --quick          parity only
   --json FILE      everything as one JSON document (schema_version 1)
   --only TEXT      the cases whose name contains TEXT; builds the sets (tests/gpu/units) that can match, and times those
-  --list           names of the tests; nothing runs
+  --list           names of the tests: builds what they are named by, for the emulator and without nvcc; runs none
   --tokens N,N     contexts that are timed, multiples of 64
   --seconds N      what is left after N seconds of timing is not timed (270)
   --build DIR      where objects go and stay (a temporary folder)
-  --arch ARCH      e.g. sm_90; default the device's, sm_80 without one
+  --arch ARCH      e.g. sm_90, one of nvcc --list-gpu-code; default the device's, sm_80 without one
   --jobs N         compilers at a time (one a processor)
   --emulate        compiles for kvcc's CPU emulator instead, by g++ alone: proves this script, times nothing
   --help
@@ -30,11 +30,12 @@ refuse() {
   exit 2
 }
 
-build="" arch="" jobs=$(nproc 2>/dev/null || echo 2) emulate=0 only="" json="" pass=()
+build="" arch="" jobs=$(nproc 2>/dev/null || echo 2) emulate=0 list=0 only="" json="" pass=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help) usage; exit 0 ;;
-    --quick | --list) pass+=("$1"); shift; continue ;;
+    --quick) pass+=("$1"); shift; continue ;;
+    --list) list=1; pass+=("$1"); shift; continue ;;
     --emulate) emulate=1; shift; continue ;;
     --json | --only | --tokens | --seconds | --build | --arch | --jobs) ;;
     *) refuse "$1: an unknown option" ;;
@@ -57,6 +58,27 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 
+# Names are the same wherever the kernels run, and g++ alone makes those of the emulator sooner.
+optimise=-O1
+if [ $list = 1 ]; then
+  [ $emulate = 1 ] || optimise=-O0
+  emulate=1
+fi
+
+# Text as JSON has it: quotes, backslashes and control characters escaped.
+json_text() {
+  local text=$1 out="" c i
+  for ((i = 0; i < ${#text}; ++i)); do
+    c=${text:i:1}
+    case $c in
+      '"' | \\) out+="\\$c" ;;
+      [[:cntrl:]]) printf -v c '\\u%04x' "'$c"; out+=$c ;;
+      *) out+=$c ;;
+    esac
+  done
+  printf '"%s"' "$out"
+}
+
 # As kvcc compile looks for it.
 nvcc=""
 if [ -n "${KVCC_NVCC:-}" ]; then
@@ -73,12 +95,16 @@ cxx=${CXX:-g++}
 if [ $emulate = 0 ] && [ -z "$nvcc" ]; then
   echo "$reason: nothing was built, all tests are skipped"
   if [ -n "$json" ]; then
-    echo "{\"schema_version\": 1, \"tool\": \"tests/gpu/run.sh\", \"device\": null, \"reason\": \"$reason\"," \
+    echo "{\"schema_version\": 1, \"tool\": \"tests/gpu/run.sh\", \"device\": null, \"reason\": $(json_text "$reason")," \
       "\"parity\": null, \"copy_gb_per_s\": null, \"times\": [], \"not_timed\": []}" >"$json"
   fi
   exit 0
 fi
 command -v "$cxx" >/dev/null || { echo "no $cxx: set CXX to a C++20 compiler" >&2; exit 1; }
+if [ -n "$arch" ] && [ $emulate = 0 ]; then
+  known=$("$nvcc" --list-gpu-code | tr '\n' ' ')
+  [[ $arch =~ ^[a-z0-9_]+$ && " $known" == *" $arch "* ]] || refuse "--arch: $arch; wanted one of ${known% }"
+fi
 if [ -z "$arch" ]; then
   arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d '. ' || true)
   [[ $arch =~ ^[0-9]+$ ]] && arch=sm_$arch || arch=sm_80
@@ -114,7 +140,7 @@ common="-std=c++20 -I."
 if [ $emulate = 1 ]; then
   host+=(tests/gpu/fake/cuda_runtime.cc kernels/emulator/*.cc)
   common="$common -DKVCC_EMULATE"
-  for_device="$cache $cxx $common -Itests/gpu/fake -O1 -ffp-contract=off -Wall -Wextra -x c++"
+  for_device="$cache $cxx $common -Itests/gpu/fake $optimise -ffp-contract=off -Wall -Wextra -x c++"
 else
   for_device="$cache $nvcc $common -O3 -fmad=false -arch=$arch -ccbin $cxx"
 fi

@@ -133,3 +133,20 @@ def test_without_nvcc(tmp_path):
     out, _ = run("--json", tmp_path / "out.json", KVCC_NVCC="/nowhere/nvcc")
     assert "KVCC_NVCC is /nowhere/nvcc, which is no program: nothing was built, all tests are skipped" in out
     assert json.loads((tmp_path / "out.json").read_text())["parity"] is None
+    odd = '/no "where\\\t/nvcc'
+    run("--json", tmp_path / "odd.json", KVCC_NVCC=odd)
+    assert json.loads((tmp_path / "odd.json").read_text())["reason"] == f"no nvcc: KVCC_NVCC is {odd}, which is no program"
+
+
+def test_an_arch_that_nvcc_does_not_know(tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\n[ $1 = --list-gpu-code ] || exit 9\nprintf 'sm_80\\nsm_90\\n'\n")
+    nvcc.chmod(0o755)
+    for arch in ("sm_42", "sm_8", "80", "sm_80 sm_90", "compute_80"):
+        assert f"--arch: {arch}; wanted one of sm_80 sm_90 (" in run("--arch", arch, code=2, KVCC_NVCC=str(nvcc))[1]
+
+
+def test_the_list_needs_no_nvcc(tmp_path):
+    out, err = run("--list", "--only", "q3_d64", "--build", tmp_path, KVCC_NVCC="/nowhere/nvcc")
+    assert "sources for the emulator" in err and not list(tmp_path.glob("*q4*"))
+    assert out.splitlines() and all("q3_d64" in line for line in out.splitlines())
