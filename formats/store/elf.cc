@@ -9,6 +9,7 @@ namespace {
 
 // Offsets of the ELF-64 header and of a section's header.
 constexpr size_t kHeaderBytes = 64, kSectionOffset = 40, kSectionBytes = 58, kSectionCount = 60;
+constexpr size_t kSegmentOffset = 32, kSegmentBytes = 54, kSegmentCount = 56;
 constexpr size_t kEntryBytes = 64, kEntryType = 4, kEntryOffset = 24, kEntrySize = 32;
 constexpr uint64_t kNoBits = 8;  ///< a section type: nothing of it is in the file
 
@@ -37,6 +38,12 @@ std::string elf_fault(std::string_view bytes) {
   }
   if (!lies_within(table, count * each, bytes.size())) {
     return fmt::format("truncated: {} bytes; wanted {} section headers from byte {}", bytes.size(), count, table);
+  }
+  const uint64_t segments = number(bytes, kSegmentCount, 2) * number(bytes, kSegmentBytes, 2);
+  const uint64_t segment_table = number(bytes, kSegmentOffset, 8);
+  if (segments > 0 && !lies_within(segment_table, segments, bytes.size())) {
+    return fmt::format("truncated: {} bytes; wanted {} of program headers from byte {}", bytes.size(), segments,
+                       segment_table);
   }
   for (uint64_t i = 0; i < count; ++i) {
     const size_t entry = static_cast<size_t>(table + i * each);

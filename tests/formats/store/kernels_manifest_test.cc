@@ -165,6 +165,11 @@ TEST(KernelsManifest, ABrokenCubinIsNotSoundThoughItsHashIsListed) {
   other[80 + 33] = 1;
   EXPECT_THAT(problems(other), ElementsAre(HasSubstr("wanted 376 of section 0 from byte 64")));
   other = good;
+  other[33] = 1;  // a program header of 56 bytes from byte 256 on
+  other[54] = 56;
+  other[56] = 1;
+  EXPECT_THAT(problems(other), ElementsAre(HasSubstr("wanted 56 of program headers from byte 256")));
+  other = good;
   for (size_t i = 0; i < 8; ++i) other[40 + i] = '\xff';  // where adding would wrap around
   EXPECT_THAT(problems(other), ElementsAre(HasSubstr("truncated: 208 bytes; wanted 2 section headers")));
 }
