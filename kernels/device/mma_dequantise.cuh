@@ -122,7 +122,7 @@ struct MmaDequantise {
     KVCC_ROLLED
     for (int item = thread / 32; item < pages(tokens) * kGroups; item += kThreads / 32) {
       const int32_t number = item / kGroups, from = number * KVCC_PAGE_TOKENS;
-      const uint32_t group = static_cast<uint32_t>(item % kGroups);
+      const uint32_t group = static_cast<uint32_t>(item) % kGroups;  // so that compilers see its bound
       uint32_t words[kBits];
       KVCC_UNROLL
       for (int w = 0; w < kBits; ++w)
