@@ -1,5 +1,7 @@
 #include "codegen/build/compile.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -70,6 +72,20 @@ std::vector<std::string> stale_files(const std::string& folder, const std::map<s
   return stale;
 }
 
+/// What a newer kvcc compile wrote is not replaced unasked.
+void check_folder(const CompileOptions& options) {
+  const std::string path = options.folder + "/kernels.json";
+  std::error_code error;
+  if (options.force || !std::filesystem::is_regular_file(path, error)) return;
+  const auto document = nlohmann::json::parse(read_text_file(path), nullptr, false);
+  if (!document.is_object() || !document.contains("schema_version")) return;
+  const auto& version = document["schema_version"];
+  if (!version.is_number_integer() || version.get<int64_t>() <= kKernelsSchema) return;
+  throw bad_input(path, fmt::format("kernels format {}", version.get<int64_t>()),
+                  fmt::format("at most {}, which this build writes", kKernelsSchema),
+                  "use another folder, or --force to replace it");
+}
+
 }  // namespace
 
 int compilations(const Plan& plan, const CompileOptions& options) {
@@ -83,10 +99,7 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   for (const KernelSpec& spec : plan.kernels) {
     units.push_back(emit_unit(artifact, spec, templates, options.tool_version));
   }
-  const std::string header = emit_header(artifact, plan, templates, options.tool_version);
-  std::vector<std::string> roots = units;
-  roots.push_back(header);
-  const std::map<std::string, std::string> headers = header_closure(roots);
+  check_folder(options);
 
   CompileResult result;
   std::vector<Job> jobs;
@@ -99,6 +112,12 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
     for (size_t k = 0; k < plan.kernels.size(); ++k) jobs.push_back({k, "", {}});
   }
 
+  std::map<std::string, int> dynamic_shared;
+  for (const Job& job : jobs) dynamic_shared.insert(job.result.dynamic_shared.begin(), job.result.dynamic_shared.end());
+  const std::string header = emit_header(artifact, plan, templates, options.tool_version, dynamic_shared);
+  std::vector<std::string> roots = units;
+  roots.push_back(header);
+  const std::map<std::string, std::string> headers = header_closure(roots);
   std::map<std::string, std::string> files = headers;  // name to content
   files["kvcc_" + identifier(artifact.name) + ".h"] = header;
   for (size_t k = 0; k < units.size(); ++k) files[plan.kernels[k].name + ".cu"] = units[k];
@@ -176,7 +195,7 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   write_kernels_manifest(options.folder, manifest);
   for (const std::string& name : stale) {
     std::error_code ignored;
-    std::filesystem::remove(options.folder + "/" + name, ignored);
+    result.removed += std::filesystem::remove(options.folder + "/" + name, ignored);
   }
   return result;
 }

@@ -27,6 +27,7 @@ struct CompileOptions {
   std::string folder;              ///< written to
   std::vector<std::string> archs;  ///< sorted; checked against nvcc here
   bool emit_only = false;          ///< sources, headers and manifest alone; needs no nvcc
+  bool force = false;              ///< replaces a kernels.json of a newer schema too
   int threads = 1;
   std::string cache_folder;
   std::string tool_version;
@@ -39,6 +40,7 @@ struct CompileResult {
   int compiled = 0;                   ///< PTX and cubins made, a run of nvcc each
   int cached = 0;                     ///< taken from the cache
   int written = 0;                    ///< files that changed
+  int removed = 0;                    ///< files of an earlier kernels.json
   std::vector<std::string> warnings;  ///< a line for each entry and architecture that spills
 };
 
@@ -46,7 +48,8 @@ struct CompileResult {
 int compilations(const Plan& plan, const CompileOptions& options);
 
 /// Writes the folder. Files that hold the right bytes are left alone; files that an earlier kernels.json lists and this
-/// one does not are removed; kernels.json is written last. Same bytes for any number of threads. Entries that spill are
+/// one does not are removed; kernels.json is written last. One of a newer schema is Error(bad_input) before anything is
+/// compiled. Same bytes for any number of threads. Entries that spill are
 /// given more registers (assemble()); what still spills is warned of, of a shipped configuration Error(failed).
 CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileOptions& options);
 

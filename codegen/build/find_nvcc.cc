@@ -30,11 +30,13 @@ std::string environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+std::string first_line(const std::string& text) { return text.substr(0, std::min<size_t>(text.find('\n'), 200)); }
+
 std::string checked_output(const std::vector<std::string>& argv) {
   ProcessResult result = run_process(argv);
   if (result.status != 0) {
     throw Error(ErrorKind::failed, argv[0] + " " + argv[1],
-                fmt::format("exit status {}: {}", result.status, result.output));
+                fmt::format("exit status {}: {}", result.status, first_line(result.output)));
   }
   return std::move(result.output);
 }
@@ -43,7 +45,7 @@ std::string version_of(const std::string& nvcc) {
   const std::string text = checked_output({nvcc, "--version"});
   std::smatch match;
   if (!std::regex_search(text, match, std::regex("V(\\d{1,4}\\.\\d+\\.\\d+)"))) {
-    throw Error(ErrorKind::failed, nvcc + " --version", text, "a version such as V13.0.88");
+    throw Error(ErrorKind::failed, nvcc + " --version", first_line(text), "a version such as V13.0.88");
   }
   return match[1];
 }
@@ -119,7 +121,10 @@ std::vector<std::string> parse_archs(const std::string& text) {
     }
     archs.emplace(arch_number(part), part);
   }
-  if (archs.empty()) throw Error(ErrorKind::usage, "--arch", "nothing", "architectures such as sm_80,sm_90");
+  if (archs.empty() || text.ends_with(',')) {
+    throw Error(ErrorKind::usage, "--arch", archs.empty() ? "nothing" : fmt::format("\"{}\"", text),
+                "architectures such as sm_80,sm_90");
+  }
   std::vector<std::string> result;
   for (const auto& [number, arch] : archs) result.push_back(arch);
   return result;

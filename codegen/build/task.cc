@@ -90,6 +90,7 @@ Kept run_task(const Nvcc& nvcc, const Task& task, const std::string& cache_folde
   ProcessResult run = run_process(command, {.folder = folder.path()});
   const std::string place = fmt::format("nvcc {}, {}", nvcc.version, task.what);
   if (run.status != 0) {
+    check_interrupt();  // an interrupt of all of us is no error of nvcc's
     throw Error(ErrorKind::failed, place, gist(run.output), "", fmt::format("exit status {}", run.status));
   }
   const std::string out = folder.path() + "/out" + task.extension;

@@ -24,6 +24,7 @@ struct Options {
   std::string dtype = "f16";
   std::string layout = "auto";
   std::string families;
+  bool families_given = false;
   bool emit_only = false;
 };
 
@@ -75,6 +76,7 @@ void print_result(const Options& options, const cg::CompileResult& result, const
     document["compiled"] = result.compiled;
     document["cached"] = result.cached;
     document["written"] = result.written;
+    document["removed"] = result.removed;
     document["layout_reason"] = plan.layout_reason;
     document["skipped"] = skipped_json(plan);
     kvcc::cli::print_json(document);
@@ -88,20 +90,33 @@ void print_result(const Options& options, const cg::CompileResult& result, const
                     std::to_string(entry.spill_bytes)});
   }
   if (rows.size() > 1) fmt::print("{}", kvcc::cli::table(rows));
-  fmt::print("{}: {} units, {} compiled, {} from the cache, {} files written\n", options.folder, plan.kernels.size(),
-             result.compiled, result.cached, result.written);
+  fmt::print("{}: {} units, {} compiled, {} from the cache, {} files written, {} files removed\n", options.folder,
+             plan.kernels.size(), result.compiled, result.cached, result.written, result.removed);
+}
+
+/// Of runs that need no nvcc: a word too many is told where one is at hand.
+void check_archs_if_possible(const std::vector<std::string>& archs) {
+  cg::Nvcc nvcc;
+  try {
+    nvcc = cg::find_nvcc();
+  } catch (const kvcc::Error&) {
+    return;
+  }
+  cg::check_archs(nvcc, archs);
 }
 
 int body(const Options& options, const kvcc::cli::Common& common) {
+  if (options.folder.empty()) throw kvcc::Error(kvcc::ErrorKind::usage, "-o", "nothing", "a folder to write to");
   cg::CompileOptions compile;
   compile.folder = options.folder;
   compile.archs = cg::parse_archs(options.archs);
   compile.emit_only = options.emit_only;
+  compile.force = common.force;
   compile.threads = common.threads;
   compile.cache_folder = common.cache_dir;
   compile.tool_version = KVCC_VERSION;
   cg::Targets targets{compile.archs, cg::parse_dtype(options.dtype), parse_layout(options.layout), {}};
-  if (!options.families.empty()) targets.families = cg::parse_families(options.families);
+  if (options.families_given) targets.families = cg::parse_families(options.families);
 
   const std::string name = std::filesystem::path(options.artifact).stem().string();
   const cg::Artifact artifact = cg::describe(kvcc::read_codebook(options.artifact), name);
@@ -112,6 +127,7 @@ int body(const Options& options, const kvcc::cli::Common& common) {
   for (const cg::Skipped& one : plan.skipped) {
     spdlog::info("no {}: {}", cg::to_text(one.family), one.reason);
   }
+  if (common.dry_run || options.emit_only) check_archs_if_possible(compile.archs);
   if (common.dry_run) {
     print_plan(options, plan, compile, common.json);
     return 0;
@@ -121,7 +137,14 @@ int body(const Options& options, const kvcc::cli::Common& common) {
     bar = std::make_unique<kvcc::cli::Progress>("compile", runs, common.quiet);
     compile.progress = [&bar] { bar->advance(); };
   }
-  const cg::CompileResult result = cg::compile(artifact, plan, compile);
+  cg::CompileResult result;
+  try {
+    result = cg::compile(artifact, plan, compile);
+  } catch (const kvcc::Interrupted&) {
+    bar.reset();
+    if (!options.emit_only) spdlog::info("the same command again takes what is compiled from the cache");
+    throw;
+  }
   bar.reset();
   for (const std::string& line : result.warnings) spdlog::warn("{}", line);
   print_result(options, result, plan, common.json);
@@ -134,7 +157,7 @@ int main(int argc, char** argv) {
   Options options;
   return kvcc::cli::run(
       argc, argv, "compile", "generate and compile the CUDA kernels of a codebook",
-      kvcc::cli::kJson | kvcc::cli::kThreads | kvcc::cli::kDryRun | kvcc::cli::kCacheDir,
+      kvcc::cli::kJson | kvcc::cli::kForce | kvcc::cli::kThreads | kvcc::cli::kDryRun | kvcc::cli::kCacheDir,
       [&](CLI::App& app) {
         app.add_option("codebook", options.artifact, "the artifact, NAME.kvcb")->required();
         app.add_option("--arch", options.archs, "GPU architectures; PTX that newer ones can take is made too")
@@ -149,7 +172,8 @@ int main(int argc, char** argv) {
                        "codebook needs")
             ->capture_default_str();
         app.add_option("--families", options.families,
-                       "kernels to make, e.g. attention,pack_key,pack_value; all of the layout where left out");
+                       "kernels to make, e.g. attention,pack_key,pack_value; all of the layout where left out")
+            ->each([&options](const std::string&) { options.families_given = true; });
         app.footer(
             "nvcc is the one that $KVCC_NVCC names, else the first of version 12 or newer in PATH, CUDA_HOME, "
             "/usr/local/cuda and the virtual environment.");

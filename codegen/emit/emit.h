@@ -51,8 +51,9 @@ std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Te
                       const std::string& tool_version);
 
 /// kvcc_NAME.h: names of the kernels, geometry and layout constants of the artifact. Compiles as C99 and C++.
+/// `dynamic_shared` holds bytes by symbol; empty: nothing was compiled.
 std::string emit_header(const Artifact& artifact, const Plan& plan, const Templates& templates,
-                        const std::string& tool_version);
+                        const std::string& tool_version, const std::map<std::string, int>& dynamic_shared = {});
 
 /// Text from elsewhere as part of one comment line: control characters and backslashes become '?', "*/" is broken up.
 std::string comment_text(const std::string& text);

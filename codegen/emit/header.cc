@@ -5,6 +5,7 @@
 
 #include "codegen/emit/emit.h"
 #include "codegen/emit/fill.h"
+#include "formats/layout/launch.h"
 
 namespace kvcc::codegen {
 namespace {
@@ -36,6 +37,10 @@ std::string tensor_text(const Artifact& artifact, Layout layout, bool key, const
                                               rule.function, rule.ranges, rule.classes)
                                 : fmt::format("{}(cache->code_words, {}, {}, cache->tail, cache->sparse_capacity)",
                                               rule.function, rule.ranges, rule.csr);
+  // Bytes between codes and records: ranges, then class ends (mma-1) or row ends and the tails (linear-1).
+  const int after_codes = (rule.ranges > 0 ? KVCC_PAGE_TOKENS * 4 : 0) +
+                          (mma ? artifact.shape.kv_heads * rule.classes * 2
+                               : (rule.csr > 0 ? KVCC_PAGE_TOKENS * 4 : 0) + KVCC_PAGE_TOKENS * 2 * 4 * rule.tail);
   const std::map<std::string, std::string> values = {
       {"upper", upper(name)},
       {"name", name},
@@ -49,6 +54,9 @@ std::string tensor_text(const Artifact& artifact, Layout layout, bool key, const
       {"code_words", mixed ? prefix + "_code_words[layer]" : std::to_string(rule.code_words.at(0))},
       {"sparse", rule.default_capacity > 0 ? "1" : "0"},
       {"page_bytes", bytes},
+      {"lists", std::to_string(mma ? (rule.classes > 0 ? artifact.shape.kv_heads : 0) : (rule.csr > 0 ? 1 : 0))},
+      {"after_codes", std::to_string(after_codes)},
+      {"unused", mixed ? "" : "  (void)layer;\n"},
   };
   return fill(templates.at("header_tensor.h.in"), values, "header_tensor.h.in");
 }
@@ -81,7 +89,7 @@ std::string identifier(const std::string& name) {
 }
 
 std::string emit_header(const Artifact& artifact, const Plan& plan, const Templates& templates,
-                        const std::string& tool_version) {
+                        const std::string& tool_version, const std::map<std::string, int>& dynamic_shared) {
   const std::string prefix = upper(identifier(artifact.name));
   std::string kernels;
   for (const KernelSpec& spec : plan.kernels) {
@@ -93,6 +101,10 @@ std::string emit_header(const Artifact& artifact, const Plan& plan, const Templa
                              select  ? ", launched before the next"
                              : merge ? ", after the one before when splits > 1"
                                      : "");
+      if (const auto bytes = dynamic_shared.find(entry.symbol); bytes != dynamic_shared.end()) {
+        kernels += fmt::format("#define KVCC_{}_{}{}_DYNAMIC_SHARED_BYTES {}\n", prefix, upper(entry.family), suffix,
+                               bytes->second);
+      }
     }
   }
   const CacheShape& shape = artifact.shape;
@@ -116,6 +128,9 @@ std::string emit_header(const Artifact& artifact, const Plan& plan, const Templa
       {"tensors",
        tensor_text(artifact, plan.layout, true, templates) + tensor_text(artifact, plan.layout, false, templates)},
       {"kernels", kernels},
+      {"dynamic_shared", dynamic_shared.empty()
+                             ? "as kernels.json states once kernels are compiled (--emit-only compiled none)"
+                             : "ENTRY_DYNAMIC_SHARED_BYTES, a block"},
   };
   return fill(templates.at("header.h.in"), values, "header.h.in");
 }

@@ -112,7 +112,10 @@ std::vector<Family> parse_families(const std::string& text) {
     }
     chosen.insert(found->first);
   }
-  if (chosen.empty()) throw Error(ErrorKind::usage, "--families", "nothing", "families such as pack_key,attention");
+  if (chosen.empty() || text.ends_with(',')) {
+    throw Error(ErrorKind::usage, "--families", chosen.empty() ? "nothing" : fmt::format("\"{}\"", text),
+                "families such as pack_key,attention");
+  }
   return {chosen.begin(), chosen.end()};
 }
 

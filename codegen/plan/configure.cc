@@ -44,7 +44,7 @@ std::string overflow(const Artifact& artifact, bool keys, double limit) {
       const double reached =
           std::max({std::abs(*least * scale + zero), std::abs(*most * scale + zero), std::abs(scale), std::abs(zero)});
       if (reached <= limit) continue;
-      return fmt::format("{} within {} in fp16 (layer {}, head {}, channel {} reaches {:.6g})",
+      return fmt::format("needs {} within {} in fp16 (layer {}, head {}, channel {} reaches {:.6g})",
                          keys ? "keys" : "values", limit, row / artifact.shape.kv_heads, row % artifact.shape.kv_heads,
                          c, reached);
     }
@@ -127,7 +127,7 @@ std::vector<std::string> obstacles_to_mma(const Artifact& artifact, const Target
   if (reads_values) add(overflow(artifact, false, kLargestHalf));
   for (const std::string& arch : targets.archs) {
     if (arch.size() > 3 && std::stoi(arch.substr(3)) < kOldestMmaArch) {
-      add(fmt::format("the tensor cores of sm_{} and later ({})", kOldestMmaArch, arch));
+      add(fmt::format("needs the tensor cores of sm_{} and later ({})", kOldestMmaArch, arch));
     }
   }
   return reasons;

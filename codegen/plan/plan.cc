@@ -65,7 +65,8 @@ TensorSpec tensor_spec(const Artifact& artifact, const TensorTables& tables, con
 KernelSpec specify(const Artifact& artifact, const Configuration& c) {
   if (const std::vector<std::string> reasons = missing(c); !reasons.empty()) {
     throw Error(ErrorKind::usage, fmt::format("{}, {}", artifact.name, to_text(c.family)),
-                fmt::format("needs {}", fmt::join(reasons, "; ")), "a configuration of kernels/list");
+                fmt::format("layout {} {}", to_text(c.layout), fmt::join(reasons, "; ")),
+                "a configuration of kernels/list");
   }
   KernelSpec spec;
   spec.configuration = c;
@@ -80,21 +81,37 @@ KernelSpec specify(const Artifact& artifact, const Configuration& c) {
   return spec;
 }
 
+/// Whether linear-1 has the families asked for, attention aside, and some are left.
+bool linear_serves(const Artifact& artifact, const Targets& targets) {
+  bool any = false;
+  for (const Family family : wanted_families(targets, Layout::linear)) {
+    if (family == Family::attention || !why_skipped(artifact, family).empty()) continue;
+    for (const auto& widths : widths_of(artifact, family)) {
+      if (!missing(configure(artifact, Layout::linear, family, targets.dtype, widths)).empty()) return false;
+    }
+    any = true;
+  }
+  return any;
+}
+
 /// Sets the plan's layout and why.
 void choose_layout(const Artifact& artifact, const Targets& targets, Plan& plan) {
   plan.layout = targets.layout.value_or(Layout::mma);
   if (plan.layout != Layout::mma) return;
   const std::vector<std::string> reasons = obstacles_to_mma(artifact, targets);
   if (reasons.empty()) return;
-  const std::string needs = fmt::format("needs {}", fmt::join(reasons, "; "));
+  const std::string why = fmt::format("{}", fmt::join(reasons, "; "));
   const auto& wanted = targets.families;
   const bool linear_has_all = std::find(wanted.begin(), wanted.end(), Family::attention) == wanted.end();
+  std::string hint;
+  if (linear_serves(artifact, targets)) {
+    hint = linear_has_all ? "use --layout linear-1" : "leave attention out and use --layout linear-1";
+  }
   if (targets.layout.has_value() || !linear_has_all) {
-    throw Error(ErrorKind::usage, artifact.name + ", layout mma-1", needs, "a configuration of kernels/list",
-                linear_has_all ? "use --layout linear-1" : "leave attention out and use --layout linear-1");
+    throw Error(ErrorKind::usage, artifact.name + ", layout mma-1", why, "a configuration of kernels/list", hint);
   }
   plan.layout = Layout::linear;
-  plan.layout_reason = "mma-1 " + needs;
+  plan.layout_reason = "mma-1 " + why;
 }
 
 }  // namespace

@@ -25,14 +25,15 @@ std::string names_of(const std::vector<E>& values) {
 void add_missing(const Choices& list, const TensorConfiguration& t, const std::string& whose,
                  std::vector<std::string>& reasons) {
   if (!has(list.bits, t.bits)) {
-    reasons.push_back(fmt::format("{}{} bits (listed: {})", whose, t.bits, fmt::join(list.bits, ", ")));
+    reasons.push_back(fmt::format("has no {}{} bits (it has {})", whose, t.bits, fmt::join(list.bits, ", ")));
   }
   if (!has(list.head_dims, t.head_dim)) {
     reasons.push_back(
-        fmt::format("{}head dimension {} (listed: {})", whose, t.head_dim, fmt::join(list.head_dims, ", ")));
+        fmt::format("has no {}head dimension {} (it has {})", whose, t.head_dim, fmt::join(list.head_dims, ", ")));
   }
   if (!has(list.scales, Scale{t.axis, t.sparse})) {
-    reasons.push_back(fmt::format("{}scales per {} with sparse part {}", whose, to_text(t.axis), to_text(t.sparse)));
+    reasons.push_back(
+        fmt::format("has no {}scales per {} with sparse part {}", whose, to_text(t.axis), to_text(t.sparse)));
   }
 }
 
@@ -40,32 +41,35 @@ void add_missing(const Choices& list, const TensorConfiguration& t, const std::s
 
 std::vector<std::string> missing(const Configuration& c) {
   if (c.family == Family::copy_pages) return {};
-  if (c.layout == Layout::linear && c.family == Family::attention) return {"attention (layout mma-1 has it)"};
+  if (c.layout == Layout::linear && c.family == Family::attention) return {"has no attention (layout mma-1 has it)"};
   const Choices& list = choices(c.layout, c.family);
   std::vector<std::string> reasons;
   add_missing(list, c, "", reasons);
   if (c.family == Family::attention) {
     add_missing(list, c.value, "values of ", reasons);
     if (c.value.head_dim != c.head_dim) {
-      reasons.push_back(fmt::format("values of head dimension {} beside keys of {}", c.value.head_dim, c.head_dim));
+      reasons.push_back(
+          fmt::format("has no values of head dimension {} beside keys of {}", c.value.head_dim, c.head_dim));
     }
   }
   if (!has(list.ropes, c.rope)) {
-    reasons.push_back(fmt::format("RoPE kind {} (listed: {})", to_text(c.rope), names_of(list.ropes)));
+    reasons.push_back(fmt::format("has no RoPE kind {} (it has {})", to_text(c.rope), names_of(list.ropes)));
   }
   if (!has(list.dtypes, c.dtype)) {
-    reasons.push_back(fmt::format("dtype {} (listed: {})", to_text(c.dtype), names_of(list.dtypes)));
+    reasons.push_back(fmt::format("has no dtype {} (it has {})", to_text(c.dtype), names_of(list.dtypes)));
   }
   const int step = c.layout == Layout::mma ? 16 : 2;
   if (c.rotary_dim % step != 0 || c.rotary_dim > c.head_dim || (c.rope == RopeKind::none) != (c.rotary_dim == 0)) {
-    reasons.push_back(fmt::format("{} rotary channels of {} (a multiple of {})", c.rotary_dim, c.head_dim, step));
+    reasons.push_back(fmt::format("has no rotation of {} channels of {} (it takes a multiple of {})", c.rotary_dim,
+                                  c.head_dim, step));
   }
   if (c.layout == Layout::linear) {
     if (c.group_tile < 1 || c.group_tile > KVCC_MAX_GROUP_TILE) {
-      reasons.push_back(fmt::format("a tile of {} query heads (at most {})", c.group_tile, int{KVCC_MAX_GROUP_TILE}));
+      reasons.push_back(
+          fmt::format("has no tile of {} query heads (it takes at most {})", c.group_tile, int{KVCC_MAX_GROUP_TILE}));
     }
   } else if (takes_group(c.family) ? c.group_tile != 8 && c.group_tile != 16 : c.group_tile != 1) {
-    reasons.push_back(fmt::format("a tile of {} query heads (8 or 16)", c.group_tile));
+    reasons.push_back(fmt::format("has no tile of {} query heads (it has 8 and 16)", c.group_tile));
   }
   return reasons;
 }

@@ -122,7 +122,7 @@ TEST(Lists, WhatIsMissingIsNamed) {
   c.group_tile = 9;
   const std::vector<std::string> reasons = missing(c);
   EXPECT_EQ(reasons.size(), 5u) << testing::PrintToString(reasons);
-  EXPECT_THAT(reasons, testing::Contains(testing::HasSubstr("head dimension 72 (listed: 16, 32, 64")));
+  EXPECT_THAT(reasons, testing::Contains(testing::HasSubstr("no head dimension 72 (it has 16, 32, 64")));
 }
 
 TEST(Lists, WhatLayoutMmaIsMissingIsNamed) {
@@ -136,15 +136,15 @@ TEST(Lists, WhatLayoutMmaIsMissingIsNamed) {
   c.group_tile = 4;
   c.value = {Grid::nuq, 5, false, Axis::token, 96, Sparse::csr};
   c.dtype = Dtype::f32;
-  EXPECT_THAT(missing(c),
-              testing::UnorderedElementsAre(testing::HasSubstr("values of 5 bits (listed: 2, 3, 4, 8)"),
-                                            testing::HasSubstr("values of head dimension 96 beside keys of 64"),
-                                            testing::HasSubstr("values of scales per token with sparse part csr"),
-                                            testing::HasSubstr("24 rotary channels of 64 (a multiple of 16)"),
-                                            testing::HasSubstr("dtype f32 (listed: f16, bf16)"),
-                                            testing::HasSubstr("a tile of 4 query heads (8 or 16)")));
+  EXPECT_THAT(missing(c), testing::UnorderedElementsAre(
+                              testing::HasSubstr("has no values of 5 bits (it has 2, 3, 4, 8)"),
+                              testing::HasSubstr("values of head dimension 96 beside keys of 64"),
+                              testing::HasSubstr("values of scales per token with sparse part csr"),
+                              testing::HasSubstr("has no rotation of 24 channels of 64 (it takes a multiple of 16)"),
+                              testing::HasSubstr("has no dtype f32 (it has f16, bf16)"),
+                              testing::HasSubstr("has no tile of 4 query heads (it has 8 and 16)")));
   c.layout = Layout::linear;
-  EXPECT_THAT(missing(c), testing::ElementsAre("attention (layout mma-1 has it)"));
+  EXPECT_THAT(missing(c), testing::ElementsAre("has no attention (layout mma-1 has it)"));
   EXPECT_THROW(choices(Layout::linear, Family::attention), Error);
 }
 

@@ -83,10 +83,14 @@ TEST(Golden, UnitsAndHeader) {
     const Targets targets{{}, Dtype::f16, layout, {}};
     const std::string folder = layout == Layout::mma ? "mma_" : "";
     Plan p = plan(artifact, targets);
+    std::map<std::string, int> shared;  // made up: what compiling would say
+    for (const KernelSpec& spec : p.kernels) {
+      for (const Entry& entry : entries_of(spec)) shared[entry.symbol] = 1024 * static_cast<int>(shared.size());
+    }
     for (const KernelSpec& spec : p.kernels) {
       expect_golden(folder + "uniform/" + spec.name + ".cu", emit_unit(artifact, spec, templates(), "0.0.0"));
     }
-    expect_golden(folder + "uniform/kvcc_tiny_3.h", emit_header(artifact, p, templates(), "0.0.0"));
+    expect_golden(folder + "uniform/kvcc_tiny_3.h", emit_header(artifact, p, templates(), "0.0.0", shared));
 
     artifact.key.bits = {3, 2, 2, 3};
     p = plan(artifact, targets);

@@ -148,16 +148,28 @@ TEST(Plan, WhatMmaDoesNotHaveFallsBackWithItsReason) {
     return p.layout_reason;
   };
   const Artifact five = made("kvcc-nuq5-1%-sink1", 64, 64);
-  EXPECT_EQ(reason(five), "mma-1 needs 5 bits (listed: 2, 3, 4, 8); values of 5 bits (listed: 2, 3, 4, 8)");
+  EXPECT_EQ(reason(five), "mma-1 has no 5 bits (it has 2, 3, 4, 8); has no values of 5 bits (it has 2, 3, 4, 8)");
   EXPECT_THAT(refusal(five, ErrorKind::usage, {{}, Dtype::f16, Layout::mma, {}}),
-              HasSubstr("layout mma-1: needs 5 bits"));
-  EXPECT_THAT(refusal(five, ErrorKind::usage, {{}, Dtype::f16, {}, {Family::attention}}), HasSubstr("needs 5 bits"));
+              HasSubstr("layout mma-1: has no 5 bits"));
+  EXPECT_THAT(refusal(five, ErrorKind::usage, {{}, Dtype::f16, {}, {Family::attention}}), HasSubstr("has no 5 bits"));
   EXPECT_THAT(reason(made("kvcc-nuq3-1%-sink1", 32, 32)), HasSubstr("head dimension 32"));
-  EXPECT_THAT(reason(made("kvcc-nuq3-1%-sink1", 64, 24)), HasSubstr("24 rotary channels of 64 (a multiple of 16)"));
+  EXPECT_THAT(reason(made("kvcc-nuq3-1%-sink1", 64, 24)), HasSubstr("24 channels of 64 (it takes a multiple of 16)"));
   const Artifact good = made("kvcc-nuq3-1%-sink1", 64, 64);
   EXPECT_THAT(reason(good, {{}, Dtype::f32, {}, {}}), HasSubstr("dtype f32"));
   EXPECT_THAT(reason(good, {{"sm_75", "sm_80"}, Dtype::f16, {}, {}}), HasSubstr("sm_80 and later (sm_75)"));
   EXPECT_EQ(plan(good, {{"sm_80", "sm_120a"}, Dtype::f16, {}, {}}).layout, Layout::mma);
+}
+
+TEST(Plan, LinearIsAdvisedOnlyWhereItServes) {
+  const auto mma_of = [](int dim, std::vector<Family> families) {
+    return refusal(made::kernel_artifact("kvcc-nuq3-1%-sink1", 1, 2, 1, dim, dim), ErrorKind::usage,
+                   {{}, Dtype::f16, Layout::mma, std::move(families)});
+  };
+  EXPECT_THAT(mma_of(32, {}), HasSubstr("(use --layout linear-1)"));
+  EXPECT_THAT(mma_of(32, {Family::attention, Family::pack_key}),
+              HasSubstr("(leave attention out and use --layout linear-1)"));
+  EXPECT_THAT(mma_of(32, {Family::attention}), testing::Not(HasSubstr("linear-1")));
+  EXPECT_THAT(mma_of(72, {}), testing::Not(HasSubstr("linear-1")));
 }
 
 TEST(Plan, KeysThatFp16CannotHoldAreRefusedByChannel) {

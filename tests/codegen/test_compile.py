@@ -183,6 +183,67 @@ def test_same_bytes_whatever_a_killed_run_left(built, work, tmp_path):
     assert again["compiled"] == 16 and files(tmp_path / "out") == files(out)
 
 
+def test_the_header_states_shared_memory_where_it_is_known(built, work, tmp_path):
+    out, result = built
+    header = (out / "kvcc_tiny.h").read_text()
+    for kernel in result["kernels"]:
+        name = re.search(rf'#define (\w+) "{kernel["symbol"]}"', header).group(1)
+        assert f"#define {name}_DYNAMIC_SHARED_BYTES {kernel['launch']['dynamic_shared_bytes']}\n" in header
+    assert "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES" in header
+    kvcc("compile", work / "tiny.kvcb", "-o", tmp_path, "--emit-only")
+    header = (tmp_path / "kvcc_tiny.h").read_text()
+    assert "#define" in header and "_DYNAMIC_SHARED_BYTES " not in header.split("/* Entries")[1] and "--emit-only compiled none" in header
+
+
+def test_files_that_are_removed_are_counted(work, tmp_path):
+    kvcc("compile", work / "tiny.kvcb", "-o", tmp_path, "--emit-only")
+    before = len(list(tmp_path.rglob("*.*")))
+    fewer = ["compile", work / "tiny.kvcb", "-o", tmp_path, "--emit-only", "--families", "pack_key"]
+    result = kvcc_json(*fewer)
+    assert result["removed"] == before - len(list(tmp_path.rglob("*.*"))) > 7
+    out, _ = kvcc(*fewer)
+    assert "0 files written, 0 files removed" in out
+
+
+def test_kernels_of_a_newer_schema_are_not_replaced_unasked(work, tmp_path):
+    (tmp_path / "kernels.json").write_text('{"schema_version": 7}')
+    arguments = ["compile", work / "tiny.kvcb", "-o", tmp_path, "--emit-only"]
+    _, err = kvcc(*arguments, code=3)
+    assert "kernels format 7" in err and "at most 1" in err and [path.name for path in tmp_path.iterdir()] == ["kernels.json"]
+    kvcc(*arguments, "--force")
+    assert json.loads((tmp_path / "kernels.json").read_text())["schema_version"] == 1
+
+
+@pytest.mark.parametrize("arguments, named", [(["-o", ""], "-o"), (["--families", ""], "--families"), (["--families", "pack_key,"], "pack_key,"),
+                                              (["--arch", "sm_80,"], "sm_80,")])
+def test_empty_words_are_refused(work, tmp_path, arguments, named):
+    folder = [] if "-o" in arguments else ["-o", tmp_path / "out"]
+    _, err = kvcc("compile", work / "tiny.kvcb", "--emit-only", *folder, *arguments, code=2)
+    assert named in err and not (tmp_path / "out").exists()
+
+
+def test_architectures_are_checked_where_nvcc_is_at_hand(work, nvcc, tmp_path):
+    for mode in ("--dry-run", "--emit-only"):
+        _, err = kvcc("compile", work / "tiny.kvcb", "-o", tmp_path / "out", "--arch", "sm_999", mode, code=2)
+        assert "sm_999" in err and not (tmp_path / "out").exists()
+
+
+def test_what_no_compiler_says_is_cut(work, tmp_path):
+    (tmp_path / "nvcc").write_text("#!/bin/sh\necho first; echo second; exit 3\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    _, err = kvcc("compile", work / "tiny.kvcb", "-o", tmp_path / "out", code=1, env={"KVCC_NVCC": str(tmp_path / "nvcc")})
+    assert "first" in err and "second" not in err
+
+
+def test_an_interrupt_says_that_the_cache_keeps_what_is_done(work, tmp_path):
+    (tmp_path / "nvcc").write_text('#!/bin/sh\ncase "$1" in --version) echo V13.0.88;; --list-gpu-arch) echo compute_80;;\n'
+                                   "*) kill -INT $PPID; exit 1;; esac\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    _, err = kvcc("compile", work / "tiny.kvcb", "--arch", "sm_80", "-o", tmp_path / "out", "--cache-dir", tmp_path / "cache", "--threads", 1, code=130,
+                  env={"KVCC_NVCC": str(tmp_path / "nvcc")})
+    assert "takes what is compiled from the cache" in err
+
+
 def test_files_of_an_earlier_artifact_are_removed_and_others_kept(work, tmp_path):
     out = tmp_path / "out"
     kvcc("compile", work / "tiny.kvcb", "-o", out, "--emit-only")
@@ -218,6 +279,9 @@ int main(void) {
   scores.cache.sequences = 2;
   scores.group = 3;
   scores.%(extent)s;
+  /* what copy_pages gets: the parts of a page add up */
+  if ((kvcc_%(name)s_key_fixed_bytes(1) + KVCC_%(upper)s_KEY_LISTS * 64 * 4 + 127) / 128 * 128 != key.page_bytes) return 1;
+  if ((kvcc_%(name)s_value_fixed_bytes(1) + KVCC_%(upper)s_VALUE_LISTS * %(capacity)d * 4 + 127) / 128 * 128 != value.page_bytes) return 2;
   printf("%%d %%d %%d %%d %%u %%u\\n", key.code_words, (int)key.page_bytes, value.code_words, (int)value.page_bytes,
          %(grid)s.x, %(grid)s.y);
   return 0;
@@ -236,7 +300,7 @@ def test_the_header_compiles_and_computes(work, tmp_path, compiler, name, layout
     records. The other has 4 bits, and values of 32 channels. mma-1: 768 words of codes; keys 2 x 8 class ends of 2 bytes and 2 x 64
     records, 3616 bytes; values 64 ranges, 2 x 32 class ends and 2 x 32 records, 3712; in steps of 128."""
     kvcc("compile", work / f"{name}.kvcb", "-o", tmp_path, "--emit-only", "--layout", layout)
-    (tmp_path / "use.c").write_text(C_PROGRAM % {"name": name, **(MMA_C if layout == "mma-1" else LINEAR_C)})
+    (tmp_path / "use.c").write_text(C_PROGRAM % {"name": name, "upper": name.upper(), **(MMA_C if layout == "mma-1" else LINEAR_C)})
     subprocess.run([*compiler, "-Wall", "-Wextra", "-Werror", "-pedantic", "-I.", "-o", "use", "use.c"], cwd=tmp_path, check=True)
     out = subprocess.run([str(tmp_path / "use")], capture_output=True, text=True, check=True).stdout
     assert [int(word) for word in out.split()] == wanted

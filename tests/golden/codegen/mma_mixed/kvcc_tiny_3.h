@@ -5,8 +5,13 @@
  * Template: codegen/templates/header.h.in
  *
  * Launch contract: one struct an entry, passed by value as its only argument; blocks of KVCC_THREADS threads; the grid
- * from the kvcc_grid_ function named beside the entry; dynamic shared memory as kernels.json says. Shapes, units and
- * rules are at the members of the structs. kernels.json names the cubin of each entry and architecture. */
+ * from the kvcc_grid_ function named beside the entry; dynamic shared memory:
+ * as kernels.json states once kernels are compiled (--emit-only compiled none).
+ * Above 49152 bytes raise the function's limit first, once:
+ * cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes). Shapes, units and rules are at the
+ * members of the structs; of a layer, scale, zero, lower and upper of KvccCache are the [H, D] rows of the artifact's
+ * /key/scale, /key/zero, /key/threshold_lower and /key/threshold_upper (/value/... likewise where values have them).
+ * kernels.json names the cubin of each entry and architecture. */
 #ifndef KVCC_TINY_3_H_
 #define KVCC_TINY_3_H_
 
@@ -31,7 +36,8 @@ enum {
  * records a tile (one head of a page) can hold, a multiple of 4; start with the default and grow when pack reports more. */
 enum {
   KVCC_TINY_3_KEY_TAIL = 0,
-  KVCC_TINY_3_KEY_DEFAULT_CAPACITY = 96
+  KVCC_TINY_3_KEY_DEFAULT_CAPACITY = 96,
+  KVCC_TINY_3_KEY_LISTS = 2 /* record lists of a page, for copy_pages */
 };
 static const uint32_t kvcc_tiny_3_key_head_words[2][2] = {
   {0, 384},
@@ -48,12 +54,17 @@ KVCC_LAUNCH_FN void kvcc_tiny_3_key_pages(KvccCache* cache, int32_t layer, int32
   cache->sparse_capacity = 1 ? capacity : 0;
   cache->page_bytes = kvcc_mma_page_bytes(cache->code_words, 0, 8, cache->heads, cache->sparse_capacity);
 }
+/* Bytes of a page before its records, for copy_pages. */
+KVCC_LAUNCH_FN int64_t kvcc_tiny_3_key_fixed_bytes(int32_t layer) {
+  return (int64_t)kvcc_tiny_3_key_code_words[layer] * 4 + 32;
+}
 
 /* Pages of value. Fills code_words, tail, sparse_capacity and page_bytes of one layer's cache. `capacity` is the number of
  * records a tile (one head of a page) can hold, a multiple of 4; start with the default and grow when pack reports more. */
 enum {
   KVCC_TINY_3_VALUE_TAIL = 1,
-  KVCC_TINY_3_VALUE_DEFAULT_CAPACITY = 144
+  KVCC_TINY_3_VALUE_DEFAULT_CAPACITY = 144,
+  KVCC_TINY_3_VALUE_LISTS = 2 /* record lists of a page, for copy_pages */
 };
 KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int32_t capacity) {
   cache->layer = layer;
@@ -64,6 +75,11 @@ KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int
   cache->tail = KVCC_TINY_3_VALUE_TAIL;
   cache->sparse_capacity = 1 ? capacity : 0;
   cache->page_bytes = kvcc_mma_page_bytes(cache->code_words, 1, 32, cache->heads, cache->sparse_capacity);
+}
+/* Bytes of a page before its records, for copy_pages. */
+KVCC_LAUNCH_FN int64_t kvcc_tiny_3_value_fixed_bytes(int32_t layer) {
+  (void)layer;
+  return (int64_t)768 * 4 + 384;
 }
 
 

@@ -5,8 +5,13 @@
  * Template: codegen/templates/header.h.in
  *
  * Launch contract: one struct an entry, passed by value as its only argument; blocks of KVCC_THREADS threads; the grid
- * from the kvcc_grid_ function named beside the entry; dynamic shared memory as kernels.json says. Shapes, units and
- * rules are at the members of the structs. kernels.json names the cubin of each entry and architecture. */
+ * from the kvcc_grid_ function named beside the entry; dynamic shared memory:
+ * ENTRY_DYNAMIC_SHARED_BYTES, a block.
+ * Above 49152 bytes raise the function's limit first, once:
+ * cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes). Shapes, units and rules are at the
+ * members of the structs; of a layer, scale, zero, lower and upper of KvccCache are the [H, D] rows of the artifact's
+ * /key/scale, /key/zero, /key/threshold_lower and /key/threshold_upper (/value/... likewise where values have them).
+ * kernels.json names the cubin of each entry and architecture. */
 #ifndef KVCC_TINY_3_H_
 #define KVCC_TINY_3_H_
 
@@ -31,7 +36,8 @@ enum {
  * csr records a page can hold; start with the default and grow when pack reports more. */
 enum {
   KVCC_TINY_3_KEY_TAIL = 0,
-  KVCC_TINY_3_KEY_DEFAULT_CAPACITY = 192
+  KVCC_TINY_3_KEY_DEFAULT_CAPACITY = 192,
+  KVCC_TINY_3_KEY_LISTS = 1 /* record lists of a page, for copy_pages */
 };
 KVCC_LAUNCH_FN void kvcc_tiny_3_key_pages(KvccCache* cache, int32_t layer, int32_t capacity) {
   cache->layer = layer;
@@ -43,12 +49,18 @@ KVCC_LAUNCH_FN void kvcc_tiny_3_key_pages(KvccCache* cache, int32_t layer, int32
   cache->sparse_capacity = 1 ? capacity : 0;
   cache->page_bytes = kvcc_page_bytes(cache->code_words, 0, 1, cache->tail, cache->sparse_capacity);
 }
+/* Bytes of a page before its records, for copy_pages. */
+KVCC_LAUNCH_FN int64_t kvcc_tiny_3_key_fixed_bytes(int32_t layer) {
+  (void)layer;
+  return (int64_t)768 * 4 + 256;
+}
 
 /* Pages of value. Fills code_words, tail, sparse_capacity and page_bytes of one layer's cache. `capacity` is the number of
  * csr records a page can hold; start with the default and grow when pack reports more. */
 enum {
   KVCC_TINY_3_VALUE_TAIL = 1,
-  KVCC_TINY_3_VALUE_DEFAULT_CAPACITY = 0
+  KVCC_TINY_3_VALUE_DEFAULT_CAPACITY = 0,
+  KVCC_TINY_3_VALUE_LISTS = 0 /* record lists of a page, for copy_pages */
 };
 KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int32_t capacity) {
   cache->layer = layer;
@@ -60,16 +72,29 @@ KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int
   cache->sparse_capacity = 0 ? capacity : 0;
   cache->page_bytes = kvcc_page_bytes(cache->code_words, 1, 0, cache->tail, cache->sparse_capacity);
 }
+/* Bytes of a page before its records, for copy_pages. */
+KVCC_LAUNCH_FN int64_t kvcc_tiny_3_value_fixed_bytes(int32_t layer) {
+  (void)layer;
+  return (int64_t)768 * 4 + 768;
+}
 
 
 /* Entries: symbol in the cubin; argument; grid. */
 #define KVCC_TINY_3_PACK_KEY "kvcc_pack_key_nuq3_channel_d64_csr_f16__linear1" /* KvccPackParams, kvcc_grid_pack_channel */
+#define KVCC_TINY_3_PACK_KEY_DYNAMIC_SHARED_BYTES 0
 #define KVCC_TINY_3_PACK_VALUE "kvcc_pack_value_nuq3_token_d64_tail_f16__linear1" /* KvccPackParams, kvcc_grid_pack_token */
+#define KVCC_TINY_3_PACK_VALUE_DYNAMIC_SHARED_BYTES 1024
 #define KVCC_TINY_3_KEY_SCORES "kvcc_key_scores_nuq3_channel_d64_csr_half64_g3_f16__linear1" /* KvccKeyScoresParams, kvcc_grid_key_scores */
+#define KVCC_TINY_3_KEY_SCORES_DYNAMIC_SHARED_BYTES 2048
 #define KVCC_TINY_3_VALUE_MIX "kvcc_value_mix_nuq3_token_d64_tail_g3_f16__linear1" /* KvccValueMixParams, kvcc_grid_value_mix */
+#define KVCC_TINY_3_VALUE_MIX_DYNAMIC_SHARED_BYTES 3072
 #define KVCC_TINY_3_VALUE_MERGE "kvcc_value_mix_nuq3_token_d64_tail_g3_f16__linear1_merge" /* KvccValueMixParams, kvcc_grid_value_merge, after the one before when splits > 1 */
+#define KVCC_TINY_3_VALUE_MERGE_DYNAMIC_SHARED_BYTES 4096
 #define KVCC_TINY_3_DEQUANTISE_KEY "kvcc_dequantise_key_nuq3_channel_d64_csr_f32__linear1" /* KvccDequantiseParams, kvcc_grid_dequantise */
+#define KVCC_TINY_3_DEQUANTISE_KEY_DYNAMIC_SHARED_BYTES 5120
 #define KVCC_TINY_3_DEQUANTISE_VALUE "kvcc_dequantise_value_nuq3_token_d64_tail_f32__linear1" /* KvccDequantiseParams, kvcc_grid_dequantise */
+#define KVCC_TINY_3_DEQUANTISE_VALUE_DYNAMIC_SHARED_BYTES 6144
 #define KVCC_TINY_3_COPY_PAGES "kvcc_copy_pages__any" /* KvccCopyPagesParams, kvcc_grid_copy_pages */
+#define KVCC_TINY_3_COPY_PAGES_DYNAMIC_SHARED_BYTES 7168
 
 #endif /* KVCC_TINY_3_H_ */
