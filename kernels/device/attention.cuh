@@ -2,9 +2,10 @@
 // context; its warps stream whole tiles: codes of keys, scores, online softmax, codes of values, sums. Warps are merged
 // in order through shared memory, parts by AttentionMerge. No atomics: the same bits for every schedule.
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_attention
-//   bound codes are read and decoded once a group tile, in 128-bit loads
+//   bound codes are read and decoded once a group tile, in 128-bit loads; twice, by two sets of warps (mma_merge.cuh),
+//   where kGroupTile is 16 and a head has more than 128 channels
 //   error |out - exact| <= e * sensitivity + 2^-8 * max |value|, e the scores' (mma_keys.cuh), sensitivity as in
-//   kernels/reference/attention.h; values as in mma_values.cuh
+//   kernels/reference/attention.h; |value|, and at least 2^-14, as in mma_values.cuh
 #pragma once
 
 #include <type_traits>
@@ -228,12 +229,8 @@ struct Attention {
   template <int kRuns>
   static KVCC_DEVICE void soften(float (&score)[kRuns][kTiles][4], bool large, Shared& shared, Warp& warp,
                                  const Lane& at) {
-    float raised = 0;
     if constexpr (Value::kAxis == Axis::token && kRuns > 1) {
-      if (warp.weight_exponent > 0 && ballot(large) != 0) {
-        raised = kWeightExponent;
-        warp.weight_exponent = 0;
-      }
+      if (ballot(large) != 0) warp.weight_exponent = 0;
     }
     float factor[kTiles][2], back[kTiles][2];
     bool rises = false;
@@ -248,7 +245,7 @@ struct Attention {
         KVCC_UNROLL
         for (uint32_t lanes = 4; lanes < 32; lanes *= 2) most = maximum(most, shuffle_xor(most, lanes));
         const float old = warp.mix.reference[j][q];
-        const float next = maximum(add(old, raised), fused_multiply_add(most, back[j][q], -warp.weight_exponent));
+        const float next = maximum(old, fused_multiply_add(most, back[j][q], -warp.weight_exponent));
         rises = rises || next > old;
         factor[j][q] = add(old, -next);
         warp.mix.reference[j][q] = next;
