@@ -26,6 +26,7 @@ struct Options {
   std::string families;
   bool families_given = false;
   bool emit_only = false;
+  bool force = false;
 };
 
 /// Nothing for "auto".
@@ -111,7 +112,7 @@ int body(const Options& options, const kvcc::cli::Common& common) {
   compile.folder = options.folder;
   compile.archs = cg::parse_archs(options.archs);
   compile.emit_only = options.emit_only;
-  compile.force = common.force;
+  compile.force = options.force;
   compile.threads = common.threads;
   compile.cache_folder = common.cache_dir;
   compile.tool_version = KVCC_VERSION;
@@ -157,7 +158,7 @@ int main(int argc, char** argv) {
   Options options;
   return kvcc::cli::run(
       argc, argv, "compile", "generate and compile the CUDA kernels of a codebook",
-      kvcc::cli::kJson | kvcc::cli::kForce | kvcc::cli::kThreads | kvcc::cli::kDryRun | kvcc::cli::kCacheDir,
+      kvcc::cli::kJson | kvcc::cli::kThreads | kvcc::cli::kDryRun | kvcc::cli::kCacheDir,
       [&](CLI::App& app) {
         app.add_option("codebook", options.artifact, "the artifact, NAME.kvcb")->required();
         app.add_option("--arch", options.archs, "GPU architectures; PTX that newer ones can take is made too")
@@ -178,6 +179,7 @@ int main(int argc, char** argv) {
             "nvcc is the one that $KVCC_NVCC names, else the first of version 12 or newer in PATH, CUDA_HOME, "
             "/usr/local/cuda and the virtual environment.");
         app.add_flag("--emit-only", options.emit_only, "write the sources alone; needs no nvcc");
+        app.add_flag("--force", options.force, "write into the folder even if its kernels.json is of a newer kvcc");
       },
       [&](const kvcc::cli::Common& common) { return body(options, common); });
 }

@@ -145,7 +145,8 @@ void add_common_options(CLI::App& app, unsigned common, Common& values) {
         ->check(CLI::IsMember({"cpu", "cuda"}).description(""));
   }
   if (common & kCacheDir) {
-    app.add_option("--cache-dir", values.cache_dir, "Folder of fetched data and compiled kernels (default $XDG_CACHE_HOME/kvcc)");
+    app.add_option("--cache-dir", values.cache_dir,
+                   "Folder of fetched data and compiled kernels (default $XDG_CACHE_HOME/kvcc)");
   }
 }
 
