@@ -100,20 +100,20 @@ KVCC_LAUNCH_FN KvccGrid kvcc_grid_mma_pack(const KvccPackParams* p) {
   KvccGrid g = {2u + kvcc_ceil_div(p->count, KVCC_PAGE_TOKENS), (uint32_t)p->cache.heads, (uint32_t)p->cache.sequences};
   return g;
 }
-KVCC_LAUNCH_FN KvccGrid kvcc_grid_mma_key_scores(const KvccMmaKeyScoresParams* p) {
-  KvccGrid g = {(uint32_t)p->splits, (uint32_t)p->cache.heads * kvcc_ceil_div(p->group, kvcc_mma_group_tile(p->group)),
-                (uint32_t)p->cache.sequences};
+/* key_scores, value_mix, attention: block (split, KV head and group tile, sequence). */
+KVCC_LAUNCH_FN KvccGrid kvcc_grid_mma_read(const KvccCache* cache, int32_t splits, int32_t group) {
+  KvccGrid g = {(uint32_t)splits, (uint32_t)cache->heads * kvcc_ceil_div(group, kvcc_mma_group_tile(group)),
+                (uint32_t)cache->sequences};
   return g;
+}
+KVCC_LAUNCH_FN KvccGrid kvcc_grid_mma_key_scores(const KvccMmaKeyScoresParams* p) {
+  return kvcc_grid_mma_read(&p->cache, p->splits, p->group);
 }
 KVCC_LAUNCH_FN KvccGrid kvcc_grid_mma_value_mix(const KvccValueMixParams* p) {
-  KvccGrid g = {(uint32_t)p->splits, (uint32_t)p->cache.heads * kvcc_ceil_div(p->group, kvcc_mma_group_tile(p->group)),
-                (uint32_t)p->cache.sequences};
-  return g;
+  return kvcc_grid_mma_read(&p->cache, p->splits, p->group);
 }
 KVCC_LAUNCH_FN KvccGrid kvcc_grid_mma_attention(const KvccAttentionParams* p) {
-  KvccGrid g = {(uint32_t)p->splits, (uint32_t)p->key.heads * kvcc_ceil_div(p->group, kvcc_mma_group_tile(p->group)),
-                (uint32_t)p->key.sequences};
-  return g;
+  return kvcc_grid_mma_read(&p->key, p->splits, p->group);
 }
 /* A block a query head. */
 KVCC_LAUNCH_FN KvccGrid kvcc_grid_mma_attention_merge(const KvccAttentionParams* p) {

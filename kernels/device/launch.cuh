@@ -46,18 +46,24 @@ constexpr uint32_t dynamic_shared_bytes() {
   return Phased<Body> ? 0u : static_cast<uint32_t>(sizeof(typename Body::Shared));
 }
 
+/// A phased body's phases between block barriers.
+template <class Body>
+KVCC_DEVICE void run_phases(const typename Body::Params& params, typename Body::Shared& shared) {
+  const Block block = block_index();
+  const int count = Body::phases(params, block);
+  for (int k = 0; k < count; ++k) {
+    if (k > 0) sync_block();
+    Body::phase(k, params, block, static_cast<int>(thread_index()), shared);
+  }
+}
+
 /// What one thread of a launch does.
 template <class Body>
 KVCC_DEVICE void run_thread(const typename Body::Params& params) {
 #if defined(__CUDA_ARCH__)
   if constexpr (Phased<Body>) {
     __shared__ typename Body::Shared shared;
-    const Block block = block_index();
-    const int count = Body::phases(params, block);
-    for (int k = 0; k < count; ++k) {
-      if (k > 0) sync_block();
-      Body::phase(k, params, block, static_cast<int>(thread_index()), shared);
-    }
+    run_phases<Body>(params, shared);
   } else {
     extern __shared__ __align__(128) unsigned char kvcc_dynamic_shared[];
     Body::run(params, *reinterpret_cast<typename Body::Shared*>(kvcc_dynamic_shared));
@@ -65,12 +71,7 @@ KVCC_DEVICE void run_thread(const typename Body::Params& params) {
 #elif !defined(__CUDACC__)
   auto& shared = *static_cast<typename Body::Shared*>(emulator::shared_memory());
   if constexpr (Phased<Body>) {
-    const Block block = block_index();
-    const int count = Body::phases(params, block);
-    for (int k = 0; k < count; ++k) {
-      if (k > 0) sync_block();
-      Body::phase(k, params, block, static_cast<int>(thread_index()), shared);
-    }
+    run_phases<Body>(params, shared);
   } else {
     Body::run(params, shared);
   }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "formats/core/error.h"
+#include "kernels/reference/unpack.h"
 
 namespace kvcc::reference {
 namespace {
@@ -135,21 +136,6 @@ LinearCache pack_all(const Quantiser& q, std::span<const float> x, const CacheOp
   return pack_rows(q, encode_all(q, x, options, name), options);
 }
 
-template <class Quantiser>
-std::vector<float> unpack_all(const Quantiser& q, const LinearCache& cache) {
-  const int64_t columns = int64_t{q.heads} * q.dim;
-  std::vector<float> out(cache.tokens * columns);
-  for (int64_t p = 0; p < cache.tokens; ++p) {
-    const auto values = std::span(out).subspan(p * columns, columns);
-    if (const int64_t exact_row = cache.exact_row(p); exact_row >= 0) {
-      for (int64_t i = 0; i < columns; ++i) values[i] = half_to_float(cache.exact[exact_row * columns + i]);
-      continue;
-    }
-    decode(q, read_token(q.table, cache, p), values);
-  }
-  return out;
-}
-
 }  // namespace
 
 int64_t exact_row(int sink, int residual, int64_t tokens, int64_t p) {
@@ -206,7 +192,7 @@ LinearCache from_rows(const ChannelQuantiser& q, const EncodedRows& r, const Cac
 LinearCache from_rows(const TokenQuantiser& q, const EncodedRows& r, const CacheOptions& o) {
   return pack_rows(q, r, o);
 }
-std::vector<float> unpack(const ChannelQuantiser& q, const LinearCache& cache) { return unpack_all(q, cache); }
-std::vector<float> unpack(const TokenQuantiser& q, const LinearCache& cache) { return unpack_all(q, cache); }
+std::vector<float> unpack(const ChannelQuantiser& q, const LinearCache& cache) { return unpack_tokens(q, cache); }
+std::vector<float> unpack(const TokenQuantiser& q, const LinearCache& cache) { return unpack_tokens(q, cache); }
 
 }  // namespace kvcc::reference

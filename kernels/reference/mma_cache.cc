@@ -4,6 +4,7 @@
 #include <string>
 
 #include "formats/core/error.h"
+#include "kernels/reference/unpack.h"
 
 namespace kvcc::reference {
 namespace {
@@ -145,21 +146,6 @@ EncodedRows rows_of(const LevelTable& table, const Cache& cache) {
   return rows;
 }
 
-template <class Quantiser>
-std::vector<float> unpack_all(const Quantiser& q, const MmaCache& cache) {
-  const int64_t columns = int64_t{q.heads} * q.dim;
-  std::vector<float> out(cache.tokens * columns);
-  for (int64_t p = 0; p < cache.tokens; ++p) {
-    const auto values = std::span(out).subspan(p * columns, columns);
-    if (const int64_t row = cache.exact_row(p); row >= 0) {
-      for (int64_t i = 0; i < columns; ++i) values[i] = half_to_float(cache.exact[row * columns + i]);
-    } else {
-      decode(q, read_token(q.table, cache, p), values);
-    }
-  }
-  return out;
-}
-
 }  // namespace
 
 EncodedToken read_token(const LevelTable& table, const MmaCache& cache, int64_t p) {
@@ -220,7 +206,7 @@ LinearCache to_linear(const ChannelQuantiser& q, const MmaCache& cache, uint32_t
 LinearCache to_linear(const TokenQuantiser& q, const MmaCache& cache, uint32_t capacity) {
   return from_rows(q, rows_of(q.table, cache), {cache.sink, cache.residual, capacity});
 }
-std::vector<float> unpack(const ChannelQuantiser& q, const MmaCache& cache) { return unpack_all(q, cache); }
-std::vector<float> unpack(const TokenQuantiser& q, const MmaCache& cache) { return unpack_all(q, cache); }
+std::vector<float> unpack(const ChannelQuantiser& q, const MmaCache& cache) { return unpack_tokens(q, cache); }
+std::vector<float> unpack(const TokenQuantiser& q, const MmaCache& cache) { return unpack_tokens(q, cache); }
 
 }  // namespace kvcc::reference
