@@ -1,7 +1,6 @@
 // The generated text of layout mma-1, run: the units of an artifact are compiled for the emulator, loaded, and compared
 // with the reference for a layer in the middle of the tables. What the kernels do at their edges is tested elsewhere
 // (tests/kernels/emulated); here it is that the unit embeds the right tables, widths and entries.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,11 +9,9 @@
 #include <set>
 
 #include "codegen/emit/emit.h"
-#include "formats/core/file.h"
-#include "formats/core/process.h"
 #include "kernels/emulator/emulator.h"
 #include "kernels/reference/mma_cache.h"
-#include "tests/codegen/made.h"
+#include "tests/codegen/unit_library.h"
 #include "tests/kernels/mma_cases.h"
 
 namespace kvcc::codegen {
@@ -22,43 +19,11 @@ namespace {
 
 constexpr int kLayers = 3, kHeads = 2, kGroup = 3, kDim = 64, kTokens = 150, kLayer = 1, kRows = kHeads * kGroup;
 
-/// The units of a plan in one shared library.
+/// The units of a plan, compiled for the emulator.
 class Units {
  public:
-  Units(const Artifact& artifact, Plan plan) : plan_(std::move(plan)) {
-    Templates templates;
-    const std::string source = KVCC_SOURCE_DIR;
-    for (const std::string& name : template_names()) {
-      templates[name] = read_text_file(source + "/codegen/templates/" + name);
-    }
-    std::vector<std::string> command = {"c++",
-                                        "-x",
-                                        "c++",
-                                        "-std=c++20",
-                                        "-O1",
-                                        "-ffp-contract=off",
-                                        "-DKVCC_EMULATE",
-                                        "-shared",
-                                        "-fPIC",
-                                        "-Wall",
-                                        "-Wextra",
-                                        "-Werror",
-                                        "-fno-gnu-unique",
-                                        "-I" + source,
-                                        "-o",
-                                        folder_ / "units.so"};
-    for (const KernelSpec& spec : plan_.kernels) {
-      write_text_file(folder_ / spec.name + ".cu", emit_unit(artifact, spec, templates, "0.0.0"));
-      command.push_back(folder_ / spec.name + ".cu");
-    }
-    const ProcessResult result = run_process(command);
-    if (result.status != 0) throw std::runtime_error(result.output);
-    handle_ = dlopen((folder_ / "units.so").c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle_ == nullptr) throw std::runtime_error(dlerror());
-  }
-  ~Units() {
-    if (handle_ != nullptr) dlclose(handle_);
-  }
+  Units(const Artifact& artifact, Plan plan)
+      : plan_(std::move(plan)), library_(artifact, plan_, {"-O1", "-DKVCC_EMULATE", "-fno-gnu-unique"}) {}
   /// Launches every entry of every unit of the family in order, with the grid that `grids` has for its rule.
   template <class Params>
   void run(Family family, const Params& params, const std::map<std::string, KvccGrid>& grids) const {
@@ -66,16 +31,11 @@ class Units {
     for (const KernelSpec& spec : plan_.kernels) {
       if (spec.configuration.family != family) continue;
       for (const Entry& entry : entries_of(spec)) {
-        const auto find = [&](const std::string& symbol) {
-          void* found = dlsym(handle_, symbol.c_str());
-          if (found == nullptr) throw std::runtime_error("no " + symbol);
-          return found;
-        };
-        const uint32_t threads = *static_cast<uint32_t*>(find(entry.symbol + "_threads")),
-                       shared = *static_cast<uint32_t*>(find(entry.symbol + "_shared_bytes"));
+        const uint32_t threads = *static_cast<uint32_t*>(library_.find(entry.symbol + "_threads")),
+                       shared = *static_cast<uint32_t*>(library_.find(entry.symbol + "_shared_bytes"));
         ASSERT_EQ(threads, uint32_t{KVCC_THREADS});
-        emulator::launch(reinterpret_cast<emulator::Entry>(find(entry.symbol)), &params, grids.at(entry.grid_rule),
-                         static_cast<int>(threads), shared, {}, entry.symbol);
+        emulator::launch(reinterpret_cast<emulator::Entry>(library_.find(entry.symbol)), &params,
+                         grids.at(entry.grid_rule), static_cast<int>(threads), shared, {}, entry.symbol);
         ++launched;
       }
     }
@@ -83,20 +43,9 @@ class Units {
   }
 
  private:
-  made::TemporaryFolder folder_;
   Plan plan_;
-  void* handle_ = nullptr;
+  made::UnitLibrary library_;
 };
-
-LevelTable layer_table(const TensorTables& tables) {
-  LevelTable table;
-  table.heads = kHeads;
-  table.stride = tables.codes;
-  const auto first = tables.levels.begin() + kLayer * kHeads * tables.codes;
-  table.levels.assign(first, first + kHeads * tables.codes);
-  table.bits.assign(tables.bits.begin() + kLayer * kHeads, tables.bits.begin() + (kLayer + 1) * kHeads);
-  return table;
-}
 
 /// fp16 numbers, and as floats.
 struct Halves {
@@ -165,11 +114,11 @@ void check(const Artifact& artifact) {
   const Units units(artifact, plan(artifact, targets));
   std::mt19937 random(21);
   ChannelQuantiser keys = test::make_channel_quantiser(kHeads, kDim, {3, 3}, true, random);
-  keys.table = layer_table(artifact.key);
+  keys.table = made::layer_table(artifact.key, kLayer, kHeads);
   TokenQuantiser values;
   values.heads = kHeads;
   values.dim = kDim;
-  values.table = layer_table(artifact.value);
+  values.table = made::layer_table(artifact.value, kLayer, kHeads);
   values.tail = outliers_per_tail(artifact.scheme.sparse, kHeads * kDim);
   const Halves key_x(test::make_rows(kTokens, kHeads * kDim, random)),
       value_x(test::make_rows(kTokens, kHeads * kDim, random));

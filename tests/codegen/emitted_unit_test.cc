@@ -1,15 +1,11 @@
 // The generated text itself, run: every unit of an artifact is compiled as C++ (kernels/device/launch.cuh turns its
 // entries into plain loops), loaded, and compared with the reference for a layer in the middle of the table.
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <filesystem>
 
 #include "codegen/emit/emit.h"
-#include "formats/core/file.h"
-#include "formats/core/process.h"
-#include "tests/codegen/made.h"
+#include "tests/codegen/unit_library.h"
 #include "tests/kernels/cases.h"
 
 namespace kvcc::codegen {
@@ -17,52 +13,19 @@ namespace {
 
 constexpr int kLayers = 3, kHeads = 3, kGroup = 3, kDim = 64, kTokens = 150, kLayer = 1;
 
-/// All units of a plan in one shared library.
+/// All units of a plan, their entries as plain loops.
 class Library {
  public:
-  Library(const Artifact& artifact, const Plan& plan) {
-    Templates templates;
-    const std::string source = KVCC_SOURCE_DIR;
-    for (const std::string& name : template_names()) {
-      templates[name] = read_text_file(source + "/codegen/templates/" + name);
-    }
-    std::vector<std::string> command = {
-        "c++",   "-x",      "c++",     "-std=c++20",  "-O0", "-ffp-contract=off", "-shared", "-fPIC",
-        "-Wall", "-Wextra", "-Werror", "-I" + source, "-o",  folder_ / "units.so"};
-    for (const KernelSpec& spec : plan.kernels) {
-      write_text_file(folder_ / spec.name + ".cu", emit_unit(artifact, spec, templates, "0.0.0"));
-      command.push_back(folder_ / spec.name + ".cu");
-    }
-    const ProcessResult result = run_process(command);
-    if (result.status != 0) throw std::runtime_error(result.output);
-    handle_ = dlopen((folder_ / "units.so").c_str(), RTLD_NOW | RTLD_LOCAL);
-    if (handle_ == nullptr) throw std::runtime_error(dlerror());
-  }
-  ~Library() {
-    if (handle_ != nullptr) dlclose(handle_);
-  }
+  Library(const Artifact& artifact, const Plan& plan) : library_(artifact, plan, {"-O0"}) {}
   template <class Params>
   void run(const std::string& symbol, const Params& params, KvccGrid grid, uint32_t seed = 3) const {
-    auto* entry = reinterpret_cast<void (*)(const Params*, KvccGrid, uint32_t)>(dlsym(handle_, symbol.c_str()));
-    ASSERT_NE(entry, nullptr) << symbol;
+    auto* entry = reinterpret_cast<void (*)(const Params*, KvccGrid, uint32_t)>(library_.find(symbol));
     entry(&params, grid, seed);
   }
 
  private:
-  made::TemporaryFolder folder_;
-  void* handle_ = nullptr;
+  made::UnitLibrary library_;
 };
-
-/// The layer's quantiser, from the artifact's tables.
-LevelTable layer_table(const TensorTables& tables) {
-  LevelTable table;
-  table.heads = kHeads;
-  table.stride = tables.codes;
-  const auto first = tables.levels.begin() + kLayer * kHeads * tables.codes;
-  table.levels.assign(first, first + kHeads * tables.codes);
-  table.bits.assign(tables.bits.begin() + kLayer * kHeads, tables.bits.begin() + (kLayer + 1) * kHeads);
-  return table;
-}
 
 std::string symbol_of(const Plan& plan, Family family, int bits) {
   for (const KernelSpec& spec : plan.kernels) {
@@ -80,11 +43,11 @@ void check(const Artifact& artifact) {
   const Library library(artifact, p);
   std::mt19937 random(21);
   ChannelQuantiser keys = test::make_channel_quantiser(kHeads, kDim, {3, 3, 3}, true, random);
-  keys.table = layer_table(artifact.key);
+  keys.table = made::layer_table(artifact.key, kLayer, kHeads);
   TokenQuantiser values;
   values.heads = kHeads;
   values.dim = kDim;
-  values.table = layer_table(artifact.value);
+  values.table = made::layer_table(artifact.value, kLayer, kHeads);
   values.tail = outliers_per_tail(artifact.scheme.sparse, kHeads * kDim);
   const std::set<uint8_t> key_bits(artifact.key.bits.begin(), artifact.key.bits.end());
   const int value_bits = artifact.value.bits.front();

@@ -119,23 +119,30 @@ inline std::vector<uint8_t> as_dtype(const std::vector<float>& x, device::Dtype 
   return bytes;
 }
 
-/// The cache as kernels take it, of one sequence. The pointers live as long as cache, quantiser and length.
-inline KvccCache view(reference::LinearCache& cache, const int32_t* length) {
+/// What a cache of either layout says of itself in the same words.
+template <class Cache>
+KvccCache view_of_any(Cache& cache, const int32_t* length) {
   KvccCache c{};
   c.pages = cache.pages.data();
   c.lengths = length;
-  c.exact = cache.exact.data();
   c.head_words = cache.head_words.data();
-  c.needed = cache.needed.data();
-  c.page_bytes = static_cast<int64_t>(linear::page_bytes(cache.shape));
   c.code_words = static_cast<int32_t>(cache.shape.code_words);
-  c.sparse_capacity = cache.shape.sparse == linear::Sparse::csr ? static_cast<int32_t>(cache.shape.entries) : 0;
   c.tail = cache.tail;
   c.max_pages = cache.page_count();
   c.sequences = 1;
   c.heads = cache.heads;
   c.sink = cache.sink;
   c.residual = cache.residual;
+  return c;
+}
+
+/// The cache as kernels take it, of one sequence. The pointers live as long as cache, quantiser and length.
+inline KvccCache view(reference::LinearCache& cache, const int32_t* length) {
+  KvccCache c = view_of_any(cache, length);
+  c.exact = cache.exact.data();
+  c.needed = cache.needed.data();
+  c.page_bytes = static_cast<int64_t>(linear::page_bytes(cache.shape));
+  c.sparse_capacity = cache.shape.sparse == linear::Sparse::csr ? static_cast<int32_t>(cache.shape.entries) : 0;
   return c;
 }
 inline void set_constants(KvccCache& c, const ChannelQuantiser& q) {

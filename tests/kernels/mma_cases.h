@@ -53,21 +53,11 @@ struct AttentionConfig {
 /// The cache as kernels take it, of one sequence. The pointers live as long as cache, quantiser and length. Constants
 /// of the channel axis: set_constants() of cases.h.
 inline KvccCache view(reference::MmaCache& cache, const int32_t* length) {
-  KvccCache c{};
-  c.pages = cache.pages.data();
-  c.lengths = length;
+  KvccCache c = view_of_any(cache, length);
   c.exact = cache.exact.empty() ? nullptr : cache.exact.data();
-  c.head_words = cache.head_words.data();
   c.needed = cache.shape.classes > 0 ? cache.needed.data() : nullptr;
   c.page_bytes = static_cast<int64_t>(mma::page_bytes(cache.shape));
-  c.code_words = static_cast<int32_t>(cache.shape.code_words);
   c.sparse_capacity = static_cast<int32_t>(cache.shape.capacity);
-  c.tail = cache.tail;
-  c.max_pages = cache.page_count();
-  c.sequences = 1;
-  c.heads = cache.heads;
-  c.sink = cache.sink;
-  c.residual = cache.residual;
   return c;
 }
 
