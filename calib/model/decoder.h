@@ -40,6 +40,18 @@ class KvCache {
   int64_t capacity_, length_ = 0;
 };
 
+/// Attention over a cache that is not the decoder's own, for decoding: it is given a layer's new rows and returns what
+/// the attention of the new tokens is.
+class AttentionCache {
+ public:
+  virtual ~AttentionCache() = default;
+  /// query [T, Hq, D] after RoPE, key [T, H, D] before RoPE, value [T, H, Dv], contiguous f32, of positions `first` on,
+  /// which follow those that the layer has seen. Appends keys and values; returns the mix of values of each token over
+  /// all up to itself, [T, Hq, Dv].
+  virtual at::Tensor attend(int layer, int64_t first, const at::Tensor& query, const at::Tensor& key,
+                            const at::Tensor& value) = 0;
+};
+
 class Decoder {
  public:
   /// Maps or converts all weights. `files` must outlive the decoder. Throws Error(bad_input) for an architecture, RoPE
@@ -57,6 +69,8 @@ class Decoder {
   /// what the cache holds of this layer and is appended to it; the caller calls advance() after the last layer.
   at::Tensor layer(int layer, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap = nullptr,
                    KvCache* cache = nullptr) const;
+  /// One layer of one sequence, x [1, T, hidden] at positions `first` on, whose attention is the cache's.
+  at::Tensor layer(int layer, const at::Tensor& x, int64_t first, AttentionCache& cache) const;
   void advance(KvCache& cache, int64_t tokens) const { cache.length_ += tokens; }
   at::Tensor final_norm(const at::Tensor& x) const;
   /// [rows, hidden], normed, to [rows, vocab].
