@@ -22,7 +22,7 @@ struct AttentionShared {
   using Key = typename Config::Key;
   using Value = typename Config::Value;
   static constexpr int D = Key::kHeadDim, G = Config::kGroupTile;
-  using Plan = WarpPlan<D, G>;
+  static constexpr int kTiles = G / kMmaQueries;
   using Keys = KeyTables<Key, G, kKeyTable, kRelative>;
   using Values = ValueTables<Value, kValueTable>;
   struct Tables {
@@ -35,12 +35,12 @@ struct AttentionShared {
   };
   WarpTotals<G> totals;
   /// Where registers do not suffice for keys beside all that is gathered of the values.
-  static constexpr bool kPark = D * Plan::kTiles > 192;
+  static constexpr bool kPark = D * kTiles > 192;
   static constexpr int kParkedSums = D > 192 ? 8 : kMmaSparse<Key> || Values::kSparse ? 2 : 0;
-  float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, Plan::kTiles>::parked(kParkedSums) * 32 : 1];
+  float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
-  OutlierSums<Values::kSparse ? D : 16, Plan::kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
+  OutlierSums<Values::kSparse ? D : 16, kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
 };
 
 /// The fastest choice that every architecture can hold.
@@ -67,9 +67,8 @@ struct Attention {
   using Shared = typename AttentionLayout<Config>::Shared;
   using Keys = typename Shared::Keys;
   using Values = typename Shared::Values;
-  using Plan = typename Shared::Plan;
   static constexpr int kThreads = KVCC_THREADS;
-  static constexpr int D = Shared::D, G = Shared::G, kTiles = Plan::kTiles;
+  static constexpr int D = Shared::D, G = Shared::G, kTiles = Shared::kTiles;
   /// Three where neither registers nor shared memory (228 KiB at most) forbid it.
   static constexpr int kMinBlocks =
       kTiles == 1 && D <= 128 && sizeof(Shared) <= 76 * 1024 &&
@@ -97,23 +96,22 @@ struct Attention {
     sync_block();
 
     Warp warp;
-    warp.first_tile = Plan::set(at.warp) * kTiles;
     warp.mix.clear(kNoReference);
     if constexpr (Key::kRope == Rope::none) {
-      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, 0, at);
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, 0, at);
     }
-    int32_t i = work.part.page + Plan::member(at.warp), next_key = 0, next_value = 0;
+    int32_t i = work.part.page + static_cast<int32_t>(at.warp), next_key = 0, next_value = 0;
     if (i < work.part.page_end) {
       next_key = page_number(p.key, block.z, i);
       next_value = page_number(p.value, block.z, i);
     }
     KVCC_ROLLED
-    for (; i < work.part.page_end; i += Plan::kWarps) {
+    for (; i < work.part.page_end; i += kMmaWarps) {
       uint8_t* const key_page = page_at(p.key, next_key);
       uint8_t* const value_page = page_at(p.value, next_value);
-      if (i + Plan::kWarps < work.part.page_end) {
-        next_key = page_number(p.key, block.z, i + Plan::kWarps);
-        next_value = page_number(p.value, block.z, i + Plan::kWarps);
+      if (i + kMmaWarps < work.part.page_end) {
+        next_key = page_number(p.key, block.z, i + kMmaWarps);
+        next_value = page_number(p.value, block.z, i + kMmaWarps);
       }
       add_page(p, shared, visible_slots(work.context, i), work.head, i, key_page, value_page, warp, at);
     }
@@ -127,7 +125,6 @@ struct Attention {
     Mix<D, kTiles> mix;
     QueryFragments<Keys::kSteps, kTiles> query;
     float weight_exponent = kWeightExponent;
-    int first_tile;
   };
 
   /// Page i of the sequence.
@@ -147,11 +144,11 @@ struct Attention {
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
       score_outliers<Key>(score, shared.outliers[at.warp].weight, p.key, key_page, key_tile, head, block,
-                          warp.first_tile, shared.tables.keys, p.rope);
+                          shared.tables.keys, p.rope);
     }
     if constexpr (kLate) key_codes.load(key_tile, 0, at.lane);
     if constexpr (Key::kRope != Rope::none) {
-      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, block, at);
     }
     score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
     if constexpr (Shared::kPark) warp.mix.template unpark<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
@@ -188,10 +185,10 @@ struct Attention {
     settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
     if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
     KVCC_ROLLED
-    for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
+    for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
     }
-    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, this_lane());
+    merge_warps(warp.mix, shared.merged, shared.totals, this_lane());
     store(p, shared, block);
   }
 
@@ -201,7 +198,7 @@ struct Attention {
     const Context& context = shared.work.context;
     const int32_t head = shared.work.head;
     if constexpr (Key::kRope != Rope::none) {
-      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, block, at);
     }
     KVCC_ROLLED
     for (int32_t r = static_cast<int32_t>(at.row); r < KVCC_ROPE_BLOCK; r += 16) {
@@ -238,7 +235,7 @@ struct Attention {
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        back[j][q] = shared.tables.keys.back[(warp.first_tile + j) * kMmaQueries + 2 * at.column + q];
+        back[j][q] = shared.tables.keys.back[j * kMmaQueries + 2 * at.column + q];
         float most = maximum(score[0][j][q], score[0][j][q + 2]);
         KVCC_UNROLL
         for (int m = 1; m < kRuns; ++m) most = maximum(most, maximum(score[m][j][q], score[m][j][q + 2]));
@@ -280,7 +277,7 @@ struct Attention {
     const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group;  // of one sequence
     for (int i = static_cast<int>(thread_index()); i < work.queries * D; i += kThreads) {
       const int query = i / D, channel = i % D;
-      const MergedTotal total = merged_total<Plan>(shared.totals, query);
+      const MergedTotal total = merged_total(shared.totals, query);
       const float sum = shared.merged.sum[query * shared.merged.kStride + channel];
       if (p.splits == 1) {
         p.out[(block.z * rows + first_row + query) * D + channel] = total.total > 0.0f ? sum / total.total : 0.0f;

@@ -12,7 +12,7 @@ namespace kvcc::device {
 /// it queries 2 t and 2 t + 1: no two lanes write one sum. `sums`: the warp's own [tile of queries, 64, 8].
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sums, const KvccCache& c, uint8_t* page,
-                                const uint32_t* tile, int32_t head, int32_t block, int first_tile, const Tables& s,
+                                const uint32_t* tile, int32_t head, int32_t block, const Tables& s,
                                 const KvccRope& rope) {
   const Lane at = fresh_lane();
   constexpr int D = Tables::D, kHalfR = Config::kRotaryDim / 2;
@@ -77,7 +77,7 @@ KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sum
       const float partner_factor = bits_float(shuffle(float_bits(other), source));
       KVCC_UNROLL
       for (int j = 0; j < kTiles; ++j) {
-        const float* query = s.plain_query + (first_tile + j) * D * 8 + 2 * at.column;
+        const float* query = s.plain_query + j * D * 8 + 2 * at.column;
         const Float2 x = *reinterpret_cast<const Float2*>(query + (where & 255u) * 8);
         const Float2 y = *reinterpret_cast<const Float2*>(query + (where >> 8 & 255u) * 8);
         auto* sum = reinterpret_cast<Float2*>(sums + (j * 64 + (where >> 16)) * 8 + 2 * at.column);

@@ -139,7 +139,7 @@ struct QueryFragments {
 
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void turn_queries(QueryFragments<Tables::kSteps, kTiles>& out, const Tables& s, const KvccRope& rope,
-                              int first_tile, int32_t block, const Lane& at) {
+                              int32_t block, const Lane& at) {
   constexpr int kHalfR = Config::kRotaryDim / 2;
   const float* cosine = rope.base_cosine + static_cast<int64_t>(block) * kHalfR;
   const float* sine = rope.base_sine + static_cast<int64_t>(block) * kHalfR;
@@ -165,7 +165,7 @@ KVCC_DEVICE void turn_queries(QueryFragments<Tables::kSteps, kTiles>& out, const
     }
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) {
-      const float* from = s.query + (((first_tile + j) * Tables::kSteps + k) * 32 + at.lane) * 4;
+      const float* from = s.query + ((j * Tables::kSteps + k) * 32 + at.lane) * 4;
       Float4 query = *reinterpret_cast<const Float4*>(from);
       float(&q)[4] = query.x;
       if (k < Tables::kTurned) {
