@@ -73,16 +73,31 @@ at::Tensor Decoder::embed(const at::Tensor& ids) const {
   return at::embedding(embedding_, wide);
 }
 
+Decoder::Rows Decoder::project_rows(const Layer& w, const at::Tensor& x) const {
+  const DecoderConfig& c = config();
+  const int64_t batch = x.size(0), tokens = x.size(1);
+  const at::Tensor normed = norm(x, w.attention_norm);
+  return {project(normed, w.query).view({batch, tokens, c.query_heads, c.head_dim}),
+          project(normed, w.key).view({batch, tokens, c.kv_heads, c.head_dim}),
+          project(normed, w.value).view({batch, tokens, c.kv_heads, c.head_dim})};
+}
+
+at::Tensor Decoder::finish(const Layer& w, const at::Tensor& x, const at::Tensor& mixed) const {
+  const at::Tensor middle = x + project(mixed.reshape({x.size(0), x.size(1), -1}), w.output);
+  const at::Tensor normed = norm(middle, w.mlp_norm);
+  switch (description_.mlp) {
+    case MlpKind::swiglu:
+      return middle + project(at::silu(project(normed, w.gate)) * project(normed, w.up), w.down);
+  }
+  throw Error(ErrorKind::failed, "decoder", "MLP without code");
+}
+
 at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap,
                           KvCache* cache) const {
   const Layer& w = layers_.at(index);
   const DecoderConfig& c = config();
   const int64_t batch = x.size(0), tokens = x.size(1);
-  at::Tensor normed = norm(x, w.attention_norm);
-  at::Tensor query = project(normed, w.query).view({batch, tokens, c.query_heads, c.head_dim});
-  at::Tensor key = project(normed, w.key).view({batch, tokens, c.kv_heads, c.head_dim});
-  at::Tensor value = project(normed, w.value).view({batch, tokens, c.kv_heads, c.head_dim});
-  normed.reset();
+  auto [query, key, value] = project_rows(w, x);
   if (tap != nullptr) tap->before_rope(index, key, value);
   query = rope_.rotate(query, angles);
   key = rope_.rotate(key, angles);
@@ -105,17 +120,18 @@ at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& an
     }
     causal = length == 0;
   }
-  at::Tensor mixed =
+  const at::Tensor mixed =
       at::scaled_dot_product_attention(query, key, value, {}, 0.0, causal, std::nullopt, c.query_heads != c.kv_heads);
-  mixed = mixed.transpose(1, 2).reshape({batch, tokens, c.query_heads * c.head_dim});
-  const at::Tensor middle = x + project(mixed, w.output);
+  return finish(w, x, mixed.transpose(1, 2));
+}
 
-  normed = norm(middle, w.mlp_norm);
-  switch (description_.mlp) {
-    case MlpKind::swiglu:
-      return middle + project(at::silu(project(normed, w.gate)) * project(normed, w.up), w.down);
-  }
-  throw Error(ErrorKind::failed, "decoder", "MLP without code");
+at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& angles, int64_t first,
+                          AttentionCache& cache) const {
+  const Layer& w = layers_.at(index);
+  const auto [query, key, value] = project_rows(w, x);
+  const at::Tensor mixed = cache.attend(index, first, rope_.rotate(query, angles)[0].contiguous(), key[0].contiguous(),
+                                        value[0].contiguous());
+  return finish(w, x, mixed);
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& x) const { return norm(x, final_norm_); }
@@ -161,6 +177,21 @@ std::string Decoder::nonfinite_weights(int index) const {
     look(prefix + name + ".bias", part.bias);
   }
   return text;
+}
+
+at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  const int64_t tokens = query.size(0), heads = query.size(1), dim = query.size(2), rows = key.size(1);
+  const at::Tensor keys = key.unsqueeze(0), values = value.unsqueeze(0);
+  if (tokens == 1) {
+    // The query heads of a key/value head as its rows: nothing is copied for each of them.
+    const at::Tensor grouped = query.view({1, key.size(0), heads / key.size(0), dim});
+    return at::scaled_dot_product_attention(grouped, keys, values).view({1, heads, value.size(2)});
+  }
+  std::optional<at::Tensor> mask;
+  if (rows > tokens) mask = at::ones({tokens, rows}, at::kBool).tril(rows - tokens);
+  const at::Tensor mixed = at::scaled_dot_product_attention(query.transpose(0, 1).unsqueeze(0), keys, values, mask, 0.0,
+                                                            !mask, std::nullopt, heads != key.size(0));
+  return mixed[0].transpose(0, 1);
 }
 
 int64_t logits_chunk_rows(const DecoderConfig& c) {

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "calib/model/description.h"
@@ -40,16 +41,19 @@ class KvCache {
   int64_t capacity_, length_ = 0;
 };
 
-/// Attention over a cache that is not the decoder's own, for decoding: it is given a layer's new rows and returns what
-/// the attention of the new tokens is.
+/// A cache that is not the decoder's own, for decoding: it is given a layer's new rows and answers what the attention
+/// of the new tokens is. Rows are contiguous f32 of positions `first` on, which follow those that the layer has seen:
+/// query [T, Hq, D] after RoPE, key [T, H, D] before RoPE, value [T, H, Dv].
 class AttentionCache {
  public:
   virtual ~AttentionCache() = default;
-  /// query [T, Hq, D] after RoPE, key [T, H, D] before RoPE, value [T, H, Dv], contiguous f32, of positions `first` on,
-  /// which follow those that the layer has seen. Appends keys and values; returns the mix of values of each token over
-  /// all up to itself, [T, Hq, Dv].
+  /// Appends keys and values; returns the mix of values of each token over all up to itself, [T, Hq, Dv].
   virtual at::Tensor attend(int layer, int64_t first, const at::Tensor& query, const at::Tensor& key,
                             const at::Tensor& value) = 0;
+  /// Appends alone.
+  virtual void append(int layer, int64_t first, const at::Tensor& key, const at::Tensor& value) = 0;
+  /// The first `count` rows of a layer as attention sees them: key after RoPE [count, H, D], value [count, H, Dv].
+  virtual std::pair<at::Tensor, at::Tensor> read(int layer, int64_t count) const = 0;
 };
 
 class Decoder {
@@ -69,8 +73,10 @@ class Decoder {
   /// what the cache holds of this layer and is appended to it; the caller calls advance() after the last layer.
   at::Tensor layer(int layer, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap = nullptr,
                    KvCache* cache = nullptr) const;
-  /// One layer of one sequence, x [1, T, hidden] at positions `first` on, whose attention is the cache's.
-  at::Tensor layer(int layer, const at::Tensor& x, int64_t first, AttentionCache& cache) const;
+  /// One layer of one sequence, x [1, T, hidden] at positions `first` on, those of `angles`, whose attention is the
+  /// cache's.
+  at::Tensor layer(int layer, const at::Tensor& x, const Rope::Angles& angles, int64_t first,
+                   AttentionCache& cache) const;
   void advance(KvCache& cache, int64_t tokens) const { cache.length_ += tokens; }
   at::Tensor final_norm(const at::Tensor& x) const;
   /// [rows, hidden], normed, to [rows, vocab].
@@ -89,9 +95,15 @@ class Decoder {
     at::Tensor attention_norm, mlp_norm;  ///< [hidden]
     Linear query, key, value, output, gate, up, down;
   };
+  struct Rows {
+    at::Tensor query, key, value;  ///< [B, T, heads, D], before RoPE
+  };
   at::Tensor load(const std::string& name);
   Linear load_linear(const std::string& name, bool bias);
   at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
+  Rows project_rows(const Layer& w, const at::Tensor& x) const;
+  /// What follows attention: mixed [B, T, Hq, D] to the layer's output.
+  at::Tensor finish(const Layer& w, const at::Tensor& x, const at::Tensor& mixed) const;
 
   const ModelFiles& files_;
   const DecoderDescription& description_;
@@ -99,6 +111,10 @@ class Decoder {
   at::Tensor embedding_, head_, final_norm_;
   std::vector<Layer> layers_;
 };
+
+/// Attention of T tokens that are the last of `key` and `value`: query [T, Hq, D], key [H, N, D], value [H, N, Dv],
+/// token i over the first N - T + i + 1 rows. [T, Hq, Dv].
+at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value);
 
 /// Rows of the chunks in which logits are made, so that they take tens of MiB whatever the vocabulary.
 int64_t logits_chunk_rows(const DecoderConfig& config);

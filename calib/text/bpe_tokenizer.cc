@@ -1,6 +1,7 @@
 // Text to ids in four steps: added tokens are taken out; what lies between is cut at invalid bytes (each of which is a
 // byte token by itself); the rest is cut into words by the pattern; each word is encoded by BPE, through a cache.
 #include <unordered_map>
+#include <unordered_set>
 
 #include "calib/text/added_tokens.h"
 #include "calib/text/bpe_spec.h"
@@ -39,6 +40,7 @@ class BpeTokenizer : public Tokenizer {
     }
     for (const AddedToken& token : spec_.added) {
       added_bytes_[token.id] = token.content;
+      if (token.special) special_.insert(token.id);
       vocab_size_ = std::max<int64_t>(vocab_size_, int64_t{token.id} + 1);
     }
     vocab_size_ = std::max<int64_t>(vocab_size_, static_cast<int64_t>(spec_.tokens.size()));
@@ -67,6 +69,7 @@ class BpeTokenizer : public Tokenizer {
     return text;
   }
 
+  bool is_special(int32_t id) const override { return special_.contains(id); }
   int64_t vocab_size() const override { return vocab_size_; }
   int64_t bos_id() const override { return spec_.bos_id; }
   bool adds_bos() const override { return spec_.adds_bos; }
@@ -181,6 +184,7 @@ class BpeTokenizer : public Tokenizer {
   const AddedTokenFinder raw_, normalized_;
   std::vector<Stage> stages_;
   std::unordered_map<int32_t, std::string> added_bytes_;
+  std::unordered_set<int32_t> special_;
   int64_t vocab_size_ = 0;
 };
 

@@ -23,6 +23,8 @@ class Tokenizer {
   virtual std::vector<int32_t> encode(std::string_view text,
                                       const std::function<void(size_t)>& progress = {}) const = 0;
   virtual std::string decode(std::span<const int32_t> ids) const = 0;
+  /// A control token, which is no text: end of text, beginning of a turn.
+  virtual bool is_special(int32_t id) const = 0;
   virtual int64_t vocab_size() const = 0;
   virtual int64_t bos_id() const = 0;      ///< -1: none
   virtual bool adds_bos() const = 0;       ///< the model's own policy, for --bos auto

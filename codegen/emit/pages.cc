@@ -21,7 +21,7 @@ PageRule page_rule(const Artifact& artifact, Layout layout, bool keys) {
   const bool sparse = channel ? artifact.scheme.sparse > 0 : rule.tail > 0;
   if (mma && sparse) {
     const double fraction = channel ? artifact.scheme.sparse : 2.0 * rule.tail / channels;
-    rule.classes = static_cast<int>(mma::classes(keys ? mma::Tensor::key : mma::Tensor::value));
+    rule.classes = static_cast<int>(mma::kClasses);
     rule.default_capacity = static_cast<int>(mma::default_capacity(fraction, head_dim));
   } else if (!mma && channel && sparse) {
     rule.csr = 1;

@@ -21,8 +21,7 @@ constexpr char kLayoutId[] = "mma-1";
 constexpr uint32_t kPageTokens = 64;
 constexpr uint32_t kPageAlign = 128;
 constexpr uint32_t kLanes = 32;
-constexpr uint32_t kKeyClasses = 8;     ///< a key tile's records are listed by token mod 8
-constexpr uint32_t kValueClasses = 32;  ///< a value tile's by channel mod 32
+constexpr uint32_t kClasses = 8;  ///< a tile's records are listed by bands of 8 tokens
 
 enum class Tensor : uint32_t { key = 0, value = 1 };
 
@@ -125,38 +124,31 @@ KVCC_HD inline uint32_t get_code(const uint32_t* tile, Tensor tensor, uint32_t h
 
 /// One outlier of a tile, kept exactly. It names the code that the tile holds in its place, so that a reader can take
 /// the decoded value off without looking the code up; with 8-bit codes the field is 0.
-/// Keys are listed by class token mod 8, in a class by (token, channel); values by class channel mod 32, in a class by
-/// (token, channel).
+/// A tile's records lie in the order of tokens, in a token by channel: those of a band of 8 tokens, their class, follow
+/// one another, and appending moves none.
 struct alignas(4) Record {
-  uint16_t place;  ///< keys: channel | token/8 << 8 | code << 11; values: token | channel/32 << 6 | code << 9
+  uint16_t place;  ///< channel | token % 8 << 8 | code << 11
   uint16_t value;  ///< fp16
 };
 static_assert(sizeof(Record) == 4 && alignof(Record) == 4);
 
-KVCC_HD constexpr uint32_t classes(Tensor tensor) { return tensor == Tensor::key ? kKeyClasses : kValueClasses; }
-KVCC_HD constexpr uint32_t record_class(Tensor tensor, uint32_t token, uint32_t channel) {
-  return tensor == Tensor::key ? token % kKeyClasses : channel % kValueClasses;
+KVCC_HD constexpr uint32_t record_class(uint32_t token) { return token / 8u; }
+KVCC_HD constexpr uint16_t record_place(uint32_t token, uint32_t channel, uint32_t code, uint32_t bits) {
+  return static_cast<uint16_t>(channel | token % 8u << 8 | (bits <= 4u ? code : 0u) << 11);
 }
-KVCC_HD constexpr uint16_t record_place(Tensor tensor, uint32_t token, uint32_t channel, uint32_t code, uint32_t bits) {
-  const uint32_t kept = bits <= 4u ? code : 0u;
-  return static_cast<uint16_t>(tensor == Tensor::key ? channel | token / 8u << 8 | kept << 11
-                                                     : token | channel / 32u << 6 | kept << 9);
-}
-KVCC_HD constexpr Element record_element(Tensor tensor, uint32_t place, uint32_t record_class) {
-  if (tensor == Tensor::key) return {(place >> 8 & 7u) * 8u + record_class, place & 255u};
-  return {place & 63u, (place >> 6 & 7u) * 32u + record_class};
+/// Inverse of record_place() and record_class().
+KVCC_HD constexpr Element record_element(uint32_t place, uint32_t record_class) {
+  return {record_class * 8u + (place >> 8 & 7u), place & 255u};
 }
 /// Meaningful for bits <= 4.
-KVCC_HD constexpr uint32_t record_code(Tensor tensor, uint32_t place) {
-  return tensor == Tensor::key ? place >> 11 & 15u : place >> 9 & 15u;
-}
+KVCC_HD constexpr uint32_t record_code(uint32_t place) { return place >> 11 & 15u; }
 
 /// What decides the size of a page and the place of its parts, in this order: tiles of codes (head by head), ranges,
 /// class ends, records. All heads' record lists have the same capacity.
 struct PageShape {
   uint32_t code_words;  ///< sum over heads of tile_words
   uint32_t ranges;      ///< 1: a linear::RangeRecord a token (token axis); 0: static scales outside the page
-  uint32_t classes;     ///< 0 without sparse part, else classes(tensor)
+  uint32_t classes;     ///< 0 without sparse part, else kClasses
   uint32_t heads;
   uint32_t capacity;  ///< records of a tile, a multiple of 4; 0 without sparse part
 };

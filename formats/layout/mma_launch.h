@@ -81,7 +81,7 @@ KVCC_LAUNCH_FN int32_t kvcc_mma_splits(int32_t max_length, int32_t heads, int32_
   return splits < 1 ? 1 : (int32_t)splits;
 }
 
-/* Bytes of a page: codes, ranges (token axis), class ends, records. classes: 0 without sparse part, 8 keys, 32 values.
+/* Bytes of a page: codes, ranges (token axis), class ends, records. classes: 0 without sparse part, else 8.
  */
 KVCC_LAUNCH_FN int64_t kvcc_mma_page_bytes(int32_t code_words, int ranges, int32_t classes, int32_t heads,
                                            int32_t capacity) {

@@ -107,32 +107,39 @@ SafeTensor read_entry(const std::string& place, const std::string& name, const j
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path) : map_(path, true) {
-  const std::span<const std::byte> all = map_.bytes();
+SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), map_(std::in_place, path, true) {
+  read(map_->bytes());
+}
+
+SafetensorsFile::SafetensorsFile(std::string name, std::span<const std::byte> bytes) : path_(std::move(name)) {
+  read(bytes);
+}
+
+void SafetensorsFile::read(std::span<const std::byte> all) {
   const auto truncated = [&](uint64_t needs) {
     return bad_input(
-        path, "truncated: needs " + std::to_string(needs) + " bytes, has " + std::to_string(all.size()) + " bytes",
+        path_, "truncated: needs " + std::to_string(needs) + " bytes, has " + std::to_string(all.size()) + " bytes",
         "a whole safetensors file", "fetch the file again");
   };
   if (all.size() < 8) throw truncated(8);
   uint64_t length = 0;
   std::memcpy(&length, all.data(), sizeof length);
   if (length > kMaxHeader) {
-    throw bad_input(path, "claims a header of " + std::to_string(length) + " bytes",
+    throw bad_input(path_, "claims a header of " + std::to_string(length) + " bytes",
                     "at most " + std::to_string(kMaxHeader) + "; is it a safetensors file?");
   }
   if (length > all.size() - 8) throw truncated(8 + length);
-  const json header = parse_header(path, all.subspan(8, length));
+  const json header = parse_header(path_, all.subspan(8, length));
   const std::span<const std::byte> data = all.subspan(8 + length);
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
-      if (!entry.is_object()) throw bad_input(path, "__metadata__ is not an object");
+      if (!entry.is_object()) throw bad_input(path_, "__metadata__ is not an object");
       for (const auto& [key, value] : entry.items()) {
         if (value.is_string()) metadata_[key] = value.get<std::string>();
       }
       continue;
     }
-    tensors_.push_back(read_entry(path + ": tensor " + name, name, entry, data));
+    tensors_.push_back(read_entry(path_ + ": tensor " + name, name, entry, data));
   }
   std::vector<const SafeTensor*> order;
   for (const SafeTensor& tensor : tensors_) {
@@ -141,7 +148,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : map_(path, true) {
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->bytes.data() < b->bytes.data(); });
   for (size_t i = 1; i < order.size(); ++i) {
     if (order[i - 1]->bytes.data() + order[i - 1]->bytes.size() > order[i]->bytes.data()) {
-      throw bad_input(path + ": tensor " + order[i]->name, "its bytes overlap those of " + order[i - 1]->name);
+      throw bad_input(path_ + ": tensor " + order[i]->name, "its bytes overlap those of " + order[i - 1]->name);
     }
   }
 }

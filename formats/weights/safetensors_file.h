@@ -19,7 +19,7 @@ struct SafeTensor {
   std::vector<int64_t> shape;        ///< outermost first
   std::string dtype;                 ///< as in the file: "BF16", "F8_E4M3"
   std::optional<WeightType> type;    ///< absent when kvcc does not read that dtype
-  std::span<const std::byte> bytes;  ///< in the map
+  std::span<const std::byte> bytes;  ///< in the file
 };
 
 /// Reads and checks on construction: offsets against shape, against the file, and against each other. Throws
@@ -27,12 +27,16 @@ struct SafeTensor {
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
-  const std::string& path() const { return map_.path(); }
+  /// The same from the bytes of such a file, which must outlive this. `name` stands for the path in messages.
+  SafetensorsFile(std::string name, std::span<const std::byte> bytes);
+  const std::string& path() const { return path_; }
   const std::vector<SafeTensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
-  MappedFile map_;
+  void read(std::span<const std::byte> all);
+  std::string path_;
+  std::optional<MappedFile> map_;
   std::vector<SafeTensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };

@@ -288,7 +288,7 @@ KVCC_DEVICE Half2 record_level(const LevelTable<Config::kBits, kTable>& levels, 
                                const mma::Element& at, uint32_t lane_offset) {
   uint32_t code;
   if constexpr (Config::kBits <= 4) {
-    code = mma::record_code(Config::kTensor, place);
+    code = mma::record_code(place);
   } else {
     code = mma::get_code(tile, Config::kTensor, Config::kHeadDim, Config::kBits, at.token, at.channel);
   }
@@ -301,6 +301,12 @@ struct Records {
   const mma::Record* list;
   uint32_t begin, end;
 };
+/// Records of a tile, at most those that the page holds.
+template <class Config>
+KVCC_DEVICE uint32_t record_count(const KvccCache& c, const uint16_t* ends) {
+  const uint32_t last = ends[mma::kClasses - 1u], capacity = static_cast<uint32_t>(c.sparse_capacity);
+  return last < capacity ? last : capacity;
+}
 template <class Config>
 KVCC_DEVICE Records records_of(const KvccCache& c, uint8_t* page, int32_t head, uint32_t record_class) {
   const uint16_t* ends = mma_ends<Config>(c, page, head);

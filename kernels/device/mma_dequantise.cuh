@@ -163,7 +163,7 @@ struct MmaDequantise {
     const uint32_t capacity = static_cast<uint32_t>(p.cache.sparse_capacity);
     const uint32_t end = ends[kClasses - 1u] < capacity ? ends[kClasses - 1u] : capacity;
     for (uint32_t i = thread; i < end; i += kThreads) {
-      const mma::Element at = mma::record_element(Config::kTensor, record[i].place, class_of_record<Config>(ends, i));
+      const mma::Element at = mma::record_element(record[i].place, class_of_record<Config>(ends, i));
       const int32_t token = first + static_cast<int32_t>(at.token);
       if (token < tokens.begin || token >= tokens.end) continue;
       out_row(p, b, p.cache.sink + token)[at.channel] = half_to_float(record[i].value);

@@ -27,8 +27,8 @@ KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sum
   KVCC_UNROLL
   for (int j = 0; j < kTiles; ++j) {
     KVCC_UNROLL
-    for (int band = 0; band < 8; ++band) {
-      float* sum = sums + (j * 64 + band * 8 + at.row) * 8 + 2 * at.column;
+    for (int token = 0; token < 8; ++token) {
+      float* sum = sums + (j * 64 + at.row * 8 + token) * 8 + 2 * at.column;
       sum[0] = 0;
       sum[1] = 0;
     }
@@ -39,7 +39,7 @@ KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sum
     const uint32_t mine = records.begin + i + at.column;
     const bool any = mine < records.end;
     const mma::Record record = any ? records.list[mine] : mma::Record{0, 0};
-    const mma::Element element = mma::record_element(mma::Tensor::key, record.place, at.row);
+    const mma::Element element = mma::record_element(record.place, at.row);
     const Half2 level = record_level<Config>(s.levels, tile, record.place, element, lane_at);
     uint32_t scale;
     if constexpr (Tables::kChannel) {
@@ -91,6 +91,7 @@ KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sum
       }
     }
   }
+  sync_warp();
   KVCC_UNROLL
   for (int j = 0; j < kTiles; ++j) {
     KVCC_UNROLL
@@ -100,6 +101,7 @@ KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sum
       score[band / 2][j][band % 2 * 2 + 1] = sum[1];
     }
   }
+  sync_warp();  // before the sums are written again
 }
 
 }  // namespace kvcc::device

@@ -42,12 +42,8 @@ struct MmaPack {
     if constexpr (kSparse) {
       // Read before the first barrier, written after it: all threads find the same.
       if (p.repeat_above > 0 && *needed(p, b, at) <= static_cast<uint32_t>(p.repeat_above)) return 0;
-      const uint16_t* const ends = earlier_ends(p, b, at);
-      const uint32_t earlier = ends != nullptr ? ends[Records::kClasses - 1u] : 0u;
-      return kMove + 2 * Records::chunks(earlier, list(p, b, at).capacity) + 1;
-    } else {
-      return 3;
     }
+    return kSparse ? 6 : 3;
   }
 
   static KVCC_HD void phase(int k, const Params& p, const Block& b, int thread, Shared& shared) {
@@ -60,8 +56,6 @@ struct MmaPack {
   }
 
  private:
-  static constexpr int kMove = 5;  ///< first phase in which records move
-
   /// Tokens [low, high) of page `page` are new.
   struct Place {
     int32_t page, low, high;
@@ -158,22 +152,17 @@ struct MmaPack {
     typename Records::Shared& records = shared.records;
     const typename Records::Tokens tokens = {static_cast<uint32_t>(at.low), static_cast<uint32_t>(at.high)};
     if (k == 2) return Records::count(tokens, thread, records);
-    if (k == 3) return Records::sum_runs(thread, records);
+    if (k == 3) return Records::sum_tokens(thread, records);
     const typename Records::List to = list(p, b, at);
     if (k == 4) {
       return Records::sum_classes(mma_ends<Config>(p.cache, base(p, b, at), head(b)), needed(p, b, at), to.capacity,
                                   thread, records);
     }
     if (!Records::fits(to, records)) return;
-    const int step = k - kMove, chunks = Records::chunks(records.end[Records::kClasses - 1u], to.capacity);
-    if (step < 2 * chunks) {
-      return Records::move(to, static_cast<uint32_t>(chunks - 1 - step / 2), step % 2 == 0, thread, records);
-    }
     Records::write(to, tokens, thread, records, [&](uint32_t token, uint32_t channel) {
       const float x = value(p, b, at, static_cast<int32_t>(token), static_cast<int32_t>(channel));
       const uint32_t code = shared.codes.at(token, channel);
-      return mma::Record{mma::record_place(Config::kTensor, token, channel, code, Config::kBits),
-                         record_half(x, p.status)};
+      return mma::Record{mma::record_place(token, channel, code, Config::kBits), record_half(x, p.status)};
     });
   }
 };

@@ -12,12 +12,12 @@ template <class Config>
 constexpr bool kMmaSparse = Config::kSparse != linear::Sparse::none;
 /// Classes of a tile's records; 1 without sparse part, so that arrays have a size.
 template <class Config>
-constexpr uint32_t kMmaClasses = kMmaSparse<Config> ? mma::classes(Config::kTensor) : 1u;
+constexpr uint32_t kMmaClasses = kMmaSparse<Config> ? mma::kClasses : 1u;
 
 template <class Config>
 KVCC_HD inline mma::PageShape mma_shape(const KvccCache& c) {
   return {static_cast<uint32_t>(c.code_words), Config::kAxis == Axis::token ? 1u : 0u,
-          kMmaSparse<Config> ? mma::classes(Config::kTensor) : 0u, static_cast<uint32_t>(c.heads),
+          kMmaSparse<Config> ? mma::kClasses : 0u, static_cast<uint32_t>(c.heads),
           static_cast<uint32_t>(c.sparse_capacity)};
 }
 template <class Config>

@@ -1,8 +1,6 @@
 // The sparse part of a page of values: what each outlier differs from the decoded value that stands in its place, times
-// its token's weights, added to its channel's sums. Lane l takes the records of class l, i.e. channels l, l + 32, …:
-// no two lanes write one sum.
-//   cost: 43 instructions of a warp a record of each class (8 queries, sm_90), until the longest class is done; about 4
-//   an outlier where 1 % of a tile of 128 channels are
+// its token's weights, added to its channel's sums. Each lane prepares one record of 32, and adds all of them to the
+// sums of one query: no two lanes write one sum.
 #pragma once
 
 #include "kernels/device/mma_values.cuh"
@@ -47,8 +45,10 @@ KVCC_DEVICE void mix_outliers(OutlierSums<Config::kHeadDim, kTiles>& sums, const
                               const Tables& s) {
   const Lane at = fresh_lane();
   constexpr int D = Config::kHeadDim;
-  const Records records = records_of<Config>(c, page, head, at.lane);
-  if (ballot(records.begin < records.end) == 0) return;
+  const uint16_t* const ends = mma_ends<Config>(c, page, head);
+  const mma::Record* const list = mma_records<Config>(c, page, head);
+  const uint32_t count = record_count<Config>(c, ends);
+  if (count == 0) return;
   KVCC_UNROLL
   for (int m = 0; m < kMmaSteps; ++m) {
     KVCC_UNROLL
@@ -63,10 +63,13 @@ KVCC_DEVICE void mix_outliers(OutlierSums<Config::kHeadDim, kTiles>& sums, const
   }
   sync_warp();
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
+  const uint32_t query = at.lane % (kTiles * kMmaQueries), tile_of = query / kMmaQueries, in_tile = query % kMmaQueries;
   KVCC_ROLLED
-  for (uint32_t i = records.begin; i < records.end; ++i) {
-    const mma::Record record = records.list[i];
-    const mma::Element element = mma::record_element(mma::Tensor::value, record.place, at.lane);
+  for (uint32_t first = 0; first < count; first += 32) {
+    const bool any = first + at.lane < count;
+    const uint32_t mine = any ? first + at.lane : first;
+    const mma::Record record = list[mine];
+    const mma::Element element = mma::record_element(record.place, class_of_record<Config>(ends, mine));
     const float level = low_half(record_level<Config>(s.levels, tile, record.place, element, lane_at));
     float scale, zero;
     if constexpr (Tables::kChannel) {
@@ -79,17 +82,17 @@ KVCC_DEVICE void mix_outliers(OutlierSums<Config::kHeadDim, kTiles>& sums, const
       zero = half_to_float(range.zero);
     }
     const float differs = add(half_to_float(record.value), -fused_multiply_add(level, scale, zero));
-    KVCC_UNROLL
-    for (int j = 0; j < 2 * kTiles; ++j) {
-      const Float4 w = *reinterpret_cast<const Float4*>(sums.weight + (j / 2 * 64 + element.token) * 8 + j % 2 * 4);
-      auto* sum = reinterpret_cast<Float4*>(sums.sum + (j * D + element.channel) * 4);
-      Float4 now = *sum;
-      KVCC_UNROLL
-      for (int q = 0; q < 4; ++q) now.x[q] = fused_multiply_add(w.x[q], differs, now.x[q]);
-      *sum = now;
+    const uint32_t places = element.token | element.channel << 8, last = count - first < 32u ? count - first : 32u;
+    KVCC_ROLLED
+    for (uint32_t i = 0; i < last; ++i) {
+      const uint32_t where = shuffle(places, i);
+      const float by = bits_float(shuffle(float_bits(differs), i));
+      const float w = sums.weight[(tile_of * 64 + (where & 255u)) * 8 + in_tile];
+      float& sum = sums.sum[((tile_of * 2 + in_tile / 4) * D + (where >> 8)) * 4 + in_tile % 4];
+      if (at.lane < kTiles * kMmaQueries) sum = fused_multiply_add(w, by, sum);
     }
   }
-  sync_warp();  // before the weights are written again
+  sync_warp();  // before the weights are written again, and sums by other lanes
 }
 
 /// Adds all outliers' shares, after settle().

@@ -25,7 +25,7 @@ struct KernelFacts {
   int layers = 0, kv_heads = 0;
   bool mixed = false;  ///< heads of several widths: head_words is needed
   Layout layout = Layout::linear;
-  mma::Tensor tensor = mma::Tensor::key;  ///< mma-1: whose classes the records have
+  mma::Tensor tensor = mma::Tensor::key;  ///< mma-1: what the pages hold
   int group_tile = 8;                     ///< mma-1: query heads that a block serves, 8 or 16
   int element_bytes = 2;                  ///< of the dtype that the kernel reads beside the cache
 };

@@ -42,7 +42,7 @@ void check_pages(const Checker& c, const KernelFacts& kernel, const KvccCache& c
   } else {
     c.equal(cache.tail, 0, at + "tail");
   }
-  const auto classes = static_cast<int32_t>(sparse ? mma::classes(kernel.tensor) : 0);
+  const auto classes = static_cast<int32_t>(sparse ? mma::kClasses : 0);
   c.equal(cache.page_bytes,
           kvcc_mma_page_bytes(cache.code_words, kernel.token_axis, classes, cache.heads, cache.sparse_capacity),
           at + "page_bytes");

@@ -47,8 +47,10 @@ BlockRopeTables block_rope_tables(const RopeFrequencies& frequencies, int64_t po
   for (int64_t r = 0; r < kRelativePositions; ++r) {
     for (const float frequency : frequencies.inverse) {
       const double angle = static_cast<double>(r) * frequency;
-      tables.relative_cosine.push_back(float_to_half(static_cast<float>(std::cos(angle))));
-      tables.relative_sine.push_back(float_to_half(static_cast<float>(std::sin(angle))));
+      tables.relative_cosine_f32.push_back(static_cast<float>(std::cos(angle)));
+      tables.relative_sine_f32.push_back(static_cast<float>(std::sin(angle)));
+      tables.relative_cosine.push_back(float_to_half(tables.relative_cosine_f32.back()));
+      tables.relative_sine.push_back(float_to_half(tables.relative_sine_f32.back()));
     }
   }
   return tables;

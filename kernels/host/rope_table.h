@@ -22,10 +22,11 @@ RopeTables rope_tables(std::span<const float> frequencies, int64_t positions, fl
 /// Positions of the relative tables: a tile starts anywhere in a block of 64 and has 64 tokens.
 constexpr int64_t kRelativePositions = 2 * KVCC_ROPE_BLOCK;
 
-/// mma-1: the tables that KvccRope points at.
+/// mma-1: the tables that KvccRope points at, and the f32 relative ones of KvccCpuTables.
 struct BlockRopeTables {
-  std::vector<float> base_cosine, base_sine;             ///< [blocks, rotary_dim / 2], times the attention factor
-  std::vector<uint16_t> relative_cosine, relative_sine;  ///< fp16 [128, rotary_dim / 2]
+  std::vector<float> base_cosine, base_sine;                  ///< [blocks, rotary_dim / 2], times the attention factor
+  std::vector<uint16_t> relative_cosine, relative_sine;       ///< fp16 [128, rotary_dim / 2]
+  std::vector<float> relative_cosine_f32, relative_sine_f32;  ///< the same, [128, rotary_dim / 2]
   int64_t base_rows = 0;
 };
 

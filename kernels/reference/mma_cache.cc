@@ -57,7 +57,7 @@ MmaCache make(const Quantiser& q, mma::Tensor tensor, int64_t tokens, const Cach
   cache.shape.ranges = std::is_same_v<Quantiser, TokenQuantiser>;
   cache.shape.heads = q.heads;
   if (has_sparse_part(q)) {
-    cache.shape.classes = mma::classes(tensor);
+    cache.shape.classes = mma::kClasses;
     cache.shape.capacity = (options.capacity + 3u) / 4u * 4u;
   }
   const int64_t packed = std::max<int64_t>(0, tokens - options.sink);
@@ -87,14 +87,12 @@ void write_tile(const LevelTable& table, MmaCache& cache, int64_t page, int head
   uint32_t count = 0;
   for (uint32_t k = 0; k < cache.shape.classes; ++k) {
     for (uint32_t slot = 0; slot < mma::kPageTokens; ++slot) {
-      if (!encoded[slot]) continue;
+      if (!encoded[slot] || mma::record_class(slot) != k) continue;
       for (const SparseEntry& entry : encoded[slot]->sparse) {
         if (entry.column < column || entry.column >= column + dim) continue;
         const uint32_t channel = static_cast<uint32_t>(entry.column - column);
-        if (mma::record_class(cache.tensor, slot, channel) != k) continue;
         const uint32_t code = encoded[slot]->codes[entry.column];
-        records_of(cache, page, head)[count++] = {mma::record_place(cache.tensor, slot, channel, code, bits),
-                                                  entry.value};
+        records_of(cache, page, head)[count++] = {mma::record_place(slot, channel, code, bits), entry.value};
       }
     }
     ends_of(cache, page, head)[k] = static_cast<uint16_t>(count);
@@ -168,7 +166,7 @@ EncodedToken read_token(const LevelTable& table, const MmaCache& cache, int64_t 
     for (uint32_t k = 0, i = 0; k < cache.shape.classes; ++k) {
       for (; i < ends[k]; ++i) {
         const mma::Record record = records_of(cache, page, h)[i];
-        const mma::Element at = mma::record_element(cache.tensor, record.place, k);
+        const mma::Element at = mma::record_element(record.place, k);
         if (at.token == slot) token.sparse.push_back({static_cast<uint16_t>(h * dim + at.channel), record.value});
       }
     }

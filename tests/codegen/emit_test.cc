@@ -172,7 +172,7 @@ TEST(Pages, AreThoseOfTheLayout) {
   EXPECT_THAT(key.head_words, testing::ElementsAre(testing::ElementsAre(0, 384), testing::ElementsAre(0, 256)));
   EXPECT_EQ(key.classes, 8);
   EXPECT_EQ(key.default_capacity, 96);  // twice 1 % of 64 x 64 codes is 81.9: the next step of 16
-  EXPECT_EQ(value.classes, 32);
+  EXPECT_EQ(value.classes, 8);
   EXPECT_EQ(value.ranges, 1);
   EXPECT_EQ(value.tail, 2);  // of 256 channels
   EXPECT_TRUE(value.head_words.empty());

@@ -42,7 +42,7 @@ struct Place::Packed {
     if (is_mma) {
       cache.code_words = heads * static_cast<int32_t>(mma::tile_words(kHeadDim, spec.bits));
       if (sparse) cache.sparse_capacity = static_cast<int32_t>(mma::default_capacity(kOutliers, kHeadDim));
-      const int32_t classes = sparse ? static_cast<int32_t>(mma::classes(tensor)) : 0;
+      const int32_t classes = sparse ? static_cast<int32_t>(mma::kClasses) : 0;
       cache.page_bytes = kvcc_mma_page_bytes(cache.code_words, token, classes, heads, cache.sparse_capacity);
       fixed_bytes = int64_t{4} * cache.code_words + (token ? 256 : 0) + 2 * heads * classes;
     } else {

@@ -55,7 +55,7 @@ KvccCache good_cache(const KernelFacts& f) {
   c.code_words = static_cast<int32_t>(f.kv_heads * mma::tile_words(f.head_dim, f.bits));
   c.sparse_capacity = f.sparse == Sparse::none ? 0 : 176;
   c.tail = f.sparse == Sparse::tail ? 5 : 0;
-  const int classes = f.sparse == Sparse::none ? 0 : f.tensor == mma::Tensor::key ? 8 : 32;
+  const int classes = f.sparse == Sparse::none ? 0 : 8;
   c.page_bytes = kvcc_mma_page_bytes(c.code_words, f.token_axis, classes, f.kv_heads, c.sparse_capacity);
   c.max_pages = 16;
   c.sequences = 2;

@@ -3,7 +3,7 @@ strings and lists, no words or planes made by the library's functions."""
 import numpy as np
 
 TOKENS, LANES = 64, 32
-CLASSES = {"key": 8, "value": 32}
+CLASSES = 8
 
 
 class Shape:
@@ -22,7 +22,7 @@ def padded(page):
 def mma_page_bytes(shape, capacity):
     size = sum(8 * shape.dim * b for b in shape.bits) + 256 * shape.token_axis
     if shape.sparse != "none":
-        size += shape.heads * (2 * CLASSES[shape.tensor] + 4 * capacity)
+        size += shape.heads * (2 * CLASSES + 4 * capacity)
     return (size + 127) // 128 * 128
 
 
@@ -118,14 +118,12 @@ def mma_page(codes, ranges, records, shape, capacity):
             mine = [(slot, column - h * shape.dim, value) for (slot, column), value in records.items()
                     if column // shape.dim == h]
             entries, count = [], []
-            for k in range(CLASSES[shape.tensor]):
+            for k in range(CLASSES):
                 for token, channel, value in sorted(mine):
-                    if (token % 8 if shape.tensor == "key" else channel % 32) != k:
+                    if token // 8 != k:
                         continue
                     code = int(codes[token, h, channel]) if b <= 4 else 0
-                    place = (channel + 256 * (token // 8) + 2048 * code if shape.tensor == "key"
-                             else token + 64 * (channel // 32) + 512 * code)
-                    entries.append((place, value))
+                    entries.append((channel + 256 * (token % 8) + 2048 * code, value))
                 count.append(len(entries))
             assert len(entries) <= capacity
             ends += np.array(count, "<u2").tobytes()

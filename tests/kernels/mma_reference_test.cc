@@ -135,7 +135,7 @@ TEST(MmaReference, RefusesWhatTheLayoutLacks) {
   // A page whose records were not all kept is not converted.
   const auto key = make_channel_quantiser(1, 64, {3}, true, random);
   auto cache = reference::pack_mma(key, Tensor::key, make_rows(64, 64, random), {});
-  uint16_t ends[mma::kKeyClasses];
+  uint16_t ends[mma::kClasses];
   std::memcpy(ends, cache.page(0) + mma::ends_offset(cache.shape), sizeof ends);
   ends[7] = static_cast<uint16_t>(cache.shape.capacity + 1);
   std::memcpy(cache.page(0) + mma::ends_offset(cache.shape), ends, sizeof ends);

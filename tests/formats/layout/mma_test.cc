@@ -181,18 +181,16 @@ TEST(MmaOrder, PairsAreHalvesOfOperandRegisters) {
 }
 
 TEST(MmaRecords, PlaceAndClassNameElementAndCode) {
-  for (const Tensor tensor : kTensors) {
-    for (const uint32_t bits : kWidths) {
-      for (uint32_t token = 0; token < kPageTokens; ++token) {
-        for (uint32_t channel = 0; channel < 256; ++channel) {
-          const uint32_t code = (token * 7 + channel * 3) & ((1u << bits) - 1u);
-          const uint32_t k = record_class(tensor, token, channel);
-          const uint16_t place = record_place(tensor, token, channel, code, bits);
-          ASSERT_LT(k, classes(tensor));
-          const Element at = record_element(tensor, place, k);
-          ASSERT_TRUE(at.token == token && at.channel == channel);
-          ASSERT_EQ(record_code(tensor, place), bits <= 4 ? code : 0u);
-        }
+  for (const uint32_t bits : kWidths) {
+    for (uint32_t token = 0; token < kPageTokens; ++token) {
+      for (uint32_t channel = 0; channel < 256; ++channel) {
+        const uint32_t code = (token * 7 + channel * 3) & ((1u << bits) - 1u);
+        const uint32_t k = record_class(token);
+        const uint16_t place = record_place(token, channel, code, bits);
+        ASSERT_LT(k, kClasses);
+        const Element at = record_element(place, k);
+        ASSERT_TRUE(at.token == token && at.channel == channel);
+        ASSERT_EQ(record_code(place), bits <= 4 ? code : 0u);
       }
     }
   }
@@ -200,14 +198,13 @@ TEST(MmaRecords, PlaceAndClassNameElementAndCode) {
 
 TEST(MmaPage, PartsFollowOneAnotherAligned) {
   EXPECT_TRUE(rc::check("parts are in order, lists 16-byte aligned, pages multiples of 128 bytes", [] {
-    const Tensor tensor = *rc::gen::element(Tensor::key, Tensor::value);
     const uint32_t heads = *rc::gen::inRange(1u, 33u), dim = 16 * *rc::gen::inRange(1u, 17u);
     PageShape s{};
     for (uint32_t h = 0; h < heads; ++h) s.code_words += tile_words(dim, kWidths[*rc::gen::inRange(0, 4)]);
     s.ranges = *rc::gen::inRange(0u, 2u);
     s.heads = heads;
     if (*rc::gen::arbitrary<bool>()) {
-      s.classes = classes(tensor);
+      s.classes = kClasses;
       s.capacity = 4 * *rc::gen::inRange(0u, 100u);
     }
     RC_ASSERT(ranges_offset(s) == 4ull * s.code_words);

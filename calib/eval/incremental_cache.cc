@@ -1,0 +1,132 @@
+#include "calib/eval/incremental_cache.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <span>
+#include <type_traits>
+
+#include "formats/core/error.h"
+
+namespace kvcc {
+namespace {
+
+std::span<float> numbers(at::Tensor& x) { return {x.mutable_data_ptr<float>(), static_cast<size_t>(x.numel())}; }
+
+}  // namespace
+
+IncrementalCache::IncrementalCache(const Rope& rope, int sink, int residual, bool turns_keys, int threads)
+    : rope_(rope), sink_(sink), residual_(residual), turns_keys_(turns_keys), threads_(threads) {}
+
+IncrementalCache::IncrementalCache(const Codebook& codebook, const Rope& rope, int layers, int threads)
+    : IncrementalCache(rope, codebook.scheme.sink, codebook.scheme.residual, codebook.scheme.key.site == Site::pre_rope,
+                       threads) {
+  layers_.resize(layers);
+  if (codebook.layer_index.size() != layers_.size()) {
+    throw bad_input("codebook", std::to_string(codebook.layer_index.size()) + " layers",
+                    "all " + std::to_string(layers) + " of the model");
+  }
+  for (size_t row = 0; row < layers_.size(); ++row) {
+    Layer& layer = layers_.at(codebook.layer_index[row]);
+    layer.key.quantiser = quantiser_of(codebook, row, CacheTensor::key);
+    layer.value.quantiser = quantiser_of(codebook, row, CacheTensor::value);
+  }
+}
+
+IncrementalCache IncrementalCache::half(const CacheShape& shape, const Rope& rope, int threads) {
+  IncrementalCache cache(rope, 0, 0, true, threads);
+  cache.layers_.resize(shape.layers);
+  for (Layer& layer : cache.layers_) layer.key.quantiser = layer.value.quantiser = StoredHalf{};
+  return cache;
+}
+
+at::Tensor IncrementalCache::attend(int index, int64_t first, const at::Tensor& query, const at::Tensor& key,
+                                    const at::Tensor& value) {
+  const int64_t tokens = query.size(0);
+  if (residual_ > 0 && tokens > 1) {  // the window is another one for each token
+    std::vector<at::Tensor> mixed;
+    for (int64_t t = 0; t < tokens; ++t) {
+      const auto row = [&](const at::Tensor& x) { return x.narrow(0, t, 1); };
+      mixed.push_back(attend(index, first + t, row(query), row(key), row(value)));
+    }
+    return at::cat(mixed);
+  }
+  append(index, first, key, value);
+  const Layer& layer = layers_.at(index);
+  return causal_attention(query, layer.key.store.narrow(1, 0, layer.length),
+                          layer.value.store.narrow(1, 0, layer.length));
+}
+
+void IncrementalCache::append(int index, int64_t first, const at::Tensor& key, const at::Tensor& value) {
+  Layer& layer = layers_.at(index);
+  if (first != layer.length) throw Error(ErrorKind::failed, "simulated cache", "tokens out of order");
+  const std::string place = "layer " + std::to_string(index);
+  add(layer.key, turns_keys_, first, turns_keys_ ? key : turned(first, key), place + " key");
+  add(layer.value, false, first, value, place + " value");
+  layer.length += key.size(0);
+}
+
+std::pair<at::Tensor, at::Tensor> IncrementalCache::read(int index, int64_t count) const {
+  const Layer& layer = layers_.at(index);
+  return {layer.key.store.narrow(1, 0, count).transpose(0, 1), layer.value.store.narrow(1, 0, count).transpose(0, 1)};
+}
+
+void IncrementalCache::add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place) {
+  const int64_t tokens = x.size(0), end = first + tokens;
+  at::Tensor now = x.clone();
+  if (std::holds_alternative<StoredHalf>(rows.quantiser)) {
+    round_to_record(numbers(now), numbers(now), place);
+    return put(rows, turn, first, now);
+  }
+  const int64_t exact = std::clamp<int64_t>(sink_ - first, 0, tokens);  // of the sinks
+  at::Tensor sinks = now.narrow(0, 0, exact), rest = now.narrow(0, exact, tokens - exact);
+  round_to_record(numbers(sinks), numbers(sinks), place + ", first tokens");
+  if (residual_ == 0) {
+    quantise(rows, rest, place);
+    return put(rows, turn, first, now);
+  }
+  round_to_record(numbers(rest), numbers(rest), place + ", last tokens");
+  put(rows, turn, first, now);
+  if (!rows.window.defined()) rows.window = at::empty({residual_, x.size(1), x.size(2)}, at::kFloat);
+  for (int64_t p = std::max(first, sink_); p < end; ++p) {
+    at::Tensor slot = rows.window.narrow(0, p % residual_, 1);
+    if (const int64_t old = p - residual_; old >= sink_) {
+      quantise(rows, slot, place);
+      put(rows, turn, old, slot);
+    }
+    slot.copy_(now.narrow(0, p - first, 1));
+  }
+}
+
+void IncrementalCache::quantise(const Rows& rows, at::Tensor& x, const std::string& place) const {
+  std::visit(
+      [&](const auto& q) {
+        using Quantiser = std::decay_t<decltype(q)>;
+        if constexpr (std::is_same_v<Quantiser, ChannelQuantiser> || std::is_same_v<Quantiser, TokenQuantiser>) {
+          round_trip(q, numbers(x), numbers(x), threads_, place);
+        }
+      },
+      rows.quantiser);
+}
+
+void IncrementalCache::put(Rows& rows, bool turn, int64_t first, const at::Tensor& x) {
+  const int64_t tokens = x.size(0), end = first + tokens, capacity = rows.store.defined() ? rows.store.size(1) : 0;
+  if (end > capacity) {
+    at::Tensor larger = at::empty({x.size(1), std::max<int64_t>({end, 2 * capacity, 256}), x.size(2)}, at::kFloat);
+    if (first > 0) larger.narrow(1, 0, first).copy_(rows.store.narrow(1, 0, first));
+    rows.store = larger;
+  }
+  const at::Tensor seen = turn ? turned(first, x) : x;
+  rows.store.narrow(1, first, tokens).copy_(seen.transpose(0, 1));
+}
+
+at::Tensor IncrementalCache::turned(int64_t first, const at::Tensor& key) {
+  if (angles_first_ != first || angles_count_ != key.size(0)) {  // all layers ask for the same ones
+    angles_ = rope_.angles(first, key.size(0));
+    angles_first_ = first;
+    angles_count_ = key.size(0);
+  }
+  return rope_.rotate(key.unsqueeze(0), angles_)[0];
+}
+
+}  // namespace kvcc

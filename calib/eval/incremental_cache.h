@@ -1,0 +1,59 @@
+// A quantised key/value cache that grows token by token, simulated in f32: what the packed cache of kernels/host does,
+// by the reference codec and libtorch's attention. It shows what a scheme does to generated text, and the packed cache
+// is judged against it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "calib/eval/simulated_cache.h"
+#include "calib/model/decoder.h"
+#include "calib/model/rope.h"
+#include "formats/store/codebook.h"
+
+namespace kvcc {
+
+/// Rows are kept as the cache would give them back. The first scheme.sink and the last scheme.residual tokens are exact
+/// but for the rounding to fp16; a token that leaves that window is quantised, once, from its fp16 rows. Takes
+/// f32 memory; `rope` must outlive it. Throws Error(bad_input) for values that a scheme can't hold, naming the layer.
+class IncrementalCache : public AttentionCache {
+ public:
+  /// Of an artifact, which must have all `layers` layers of the model.
+  IncrementalCache(const Codebook& codebook, const Rope& rope, int layers, int threads);
+  /// Everything in fp16, without an artifact.
+  static IncrementalCache half(const CacheShape& shape, const Rope& rope, int threads);
+
+  at::Tensor attend(int layer, int64_t first, const at::Tensor& query, const at::Tensor& key,
+                    const at::Tensor& value) override;
+  void append(int layer, int64_t first, const at::Tensor& key, const at::Tensor& value) override;
+  std::pair<at::Tensor, at::Tensor> read(int layer, int64_t count) const override;
+
+ private:
+  struct Rows {
+    LayerQuantiser quantiser;
+    at::Tensor store;   ///< [H, capacity, D], keys after RoPE
+    at::Tensor window;  ///< [residual, H, D] fp16-rounded rows of the residual window, position p at p mod residual
+  };
+  struct Layer {
+    Rows key, value;
+    int64_t length = 0;
+  };
+  IncrementalCache(const Rope& rope, int sink, int residual, bool turns_keys, int threads);
+  /// x [T, H, D] to the cache; `turn`: keys that are to be turned when they are put into the store.
+  void add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place);
+  void quantise(const Rows& rows, at::Tensor& x, const std::string& place) const;
+  void put(Rows& rows, bool turn, int64_t first, const at::Tensor& x);
+  at::Tensor turned(int64_t first, const at::Tensor& key);
+
+  const Rope& rope_;
+  int64_t sink_, residual_;
+  bool turns_keys_;  ///< keys are stored before RoPE, and turned when they are read
+  int threads_;
+  std::vector<Layer> layers_;
+  Rope::Angles angles_;
+  int64_t angles_first_ = -1, angles_count_ = 0;
+};
+
+}  // namespace kvcc
