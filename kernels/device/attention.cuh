@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "kernels/device/attention_block.cuh"
 #include "kernels/device/mma_key_outliers.cuh"
 #include "kernels/device/mma_merge.cuh"
 #include "kernels/device/mma_value_outliers.cuh"
@@ -59,8 +60,9 @@ struct AttentionLayout {
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 };
 
+/// Warps take whole pages.
 template <class Config>
-struct Attention {
+struct AttentionByWarp {
   using Params = KvccAttentionParams;
   using Key = typename Config::Key;
   using Value = typename Config::Value;
@@ -293,6 +295,10 @@ struct Attention {
     }
   }
 };
+
+template <class Config>
+struct Attention : std::conditional_t<kByBlock<Config::Key::kHeadDim, Config::kGroupTile>, AttentionByBlock<Config>,
+                                      AttentionByWarp<Config>> {};
 
 /// Combines the splits of Attention, in order. Grid: kvcc_grid_mma_attention_merge. Launched only when splits > 1.
 template <class Config>

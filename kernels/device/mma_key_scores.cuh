@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/device/mma_key_outliers.cuh"
+#include "kernels/device/mma_key_scores_block.cuh"
 
 namespace kvcc::device {
 
@@ -20,8 +21,9 @@ struct KeyScoresShared {
   alignas(16) float outliers[Keys::kSparse ? kMmaWarps : 1][Keys::kSparse ? G * 64 : 4];
 };
 
+/// Warps take whole pages.
 template <class Config>
-struct MmaKeyScores {
+struct KeyScoresByWarp {
   using Params = KvccMmaKeyScoresParams;
   static constexpr Table kFast = fastest_table(Config::kBits), kSmall = smallest_table(Config::kBits);
   template <class A, class B>
@@ -68,7 +70,8 @@ struct MmaKeyScores {
       score_one_page(p, shared, visible_slots(work.context, i), work.head, i, page, warp, at);
     }
     KVCC_ROLLED
-    for (int32_t i = shared.work.part.tile + static_cast<int32_t>(at.warp); i < shared.work.part.tile_end; i += kMmaWarps) {
+    for (int32_t i = shared.work.part.tile + static_cast<int32_t>(at.warp); i < shared.work.part.tile_end;
+         i += kMmaWarps) {
       score_one_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
     }
   }
@@ -96,8 +99,7 @@ struct MmaKeyScores {
     }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
-      score_outliers<Config>(score, shared.outliers[at.warp], p.cache, page, tile, head, block, shared.keys,
-                             p.rope);
+      score_outliers<Config>(score, shared.outliers[at.warp], p.cache, page, tile, head, block, shared.keys, p.rope);
     }
     score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);
     const int32_t first = p.cache.sink + i * KVCC_PAGE_TOKENS + static_cast<int32_t>(at.row);
@@ -146,5 +148,9 @@ struct MmaKeyScores {
     }
   }
 };
+
+template <class Config>
+struct MmaKeyScores : std::conditional_t<kByBlock<Config::kHeadDim, Config::kGroupTile>, KeyScoresByBlock<Config>,
+                                         KeyScoresByWarp<Config>> {};
 
 }  // namespace kvcc::device

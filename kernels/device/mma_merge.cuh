@@ -1,13 +1,10 @@
-// How the results of a block's warps, each with pages of its own, become the block's: in the order of the warps, so that
-// they do not depend on the schedule.
+// How the results of a block's warps, each with pages of its own, become the block's: in the order of the warps, so
+// that they do not depend on the schedule.
 #pragma once
 
 #include "kernels/device/mma_values.cuh"
 
 namespace kvcc::device {
-
-/// Below every reference that a query can have.
-constexpr float kNoReference = -1e30f;
 
 template <int D, int kGroup>
 struct MergedSums {

@@ -2,8 +2,7 @@
 // warp streams whole tiles, and a decoded value meets all of a warp's weights on the tensor cores. Warps are merged in
 // order through shared memory, parts by MmaValueMerge.
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_value_mix
-//   bound codes are read once a group tile, in 128-bit loads; twice, by two sets of warps (mma_merge.cuh), where
-//   kGroupTile is 16 and a head has more than 128 channels
+//   bound codes are read and decoded once a group tile, in 128-bit loads
 //   error of out[d] <= 2^-8 * max |weight| * sum over p of |value[p, d]'s channel or token range|, each at least 2^-14:
 //   as in mma_values.cuh, with weights of any size and sign
 #pragma once
@@ -11,12 +10,14 @@
 #include <type_traits>
 
 #include "kernels/device/mma_merge.cuh"
+#include "kernels/device/mma_value_mix_block.cuh"
 #include "kernels/device/mma_value_outliers.cuh"
 
 namespace kvcc::device {
 
+/// Warps take whole pages.
 template <class Config>
-struct MmaValueMix {
+struct ValueMixByWarp {
   using Params = KvccValueMixParams;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile;
@@ -258,6 +259,10 @@ struct MmaValueMix {
     }
   }
 };
+
+template <class Config>
+struct MmaValueMix : std::conditional_t<kByBlock<Config::kHeadDim, Config::kGroupTile>, ValueMixByBlock<Config>,
+                                        ValueMixByWarp<Config>> {};
 
 /// Adds the splits of MmaValueMix in order. Grid: kvcc_grid_value_merge. Launched only when splits > 1.
 template <class Config>
