@@ -4,150 +4,9 @@
 // multiplies them by all weights. No element is decoded twice, and no warp's sums are merged with another's.
 #pragma once
 
-#include <type_traits>
-
-#include "kernels/device/mma_keys.cuh"
-#include "kernels/device/mma_values.cuh"
+#include "kernels/device/mma_block_outliers.cuh"
 
 namespace kvcc::device {
-
-template <int D, int kGroup>
-constexpr bool kByBlock = D > 128 && kGroup > kMmaQueries;
-
-constexpr int kBlockTiles = 2;  ///< tiles of queries
-constexpr int kBlockQueries = kBlockTiles * kMmaQueries;
-static_assert(kMmaWarps == kMmaSteps);  // a run a warp
-
-/// A lane's words of the codes of one run of a tile's tokens.
-template <class Config>
-struct RunCodes {
-  static constexpr int kHeld = Config::kHeadDim * Config::kBits / 64;
-  /// Runs begin within a plane of four words: the words of all planes that have some of them are loaded.
-  static constexpr int kMostShift = kHeld % 4 == 0 ? 0 : kHeld % 2 == 0 ? 2 : 3, kPlanes = (kMostShift + kHeld + 3) / 4;
-  uint32_t word[kHeld];
-
-  KVCC_DEVICE void load(const uint32_t* tile, uint32_t run, uint32_t lane) {
-    const uint32_t first = run * kHeld;
-    const uint32_t* const from = tile + first / 4u * 128u + lane * 4u;
-    if constexpr (kMostShift == 0) {
-      KVCC_UNROLL
-      for (int i = 0; i < kHeld; ++i) {
-        if (i % 4 != 0) continue;
-        const Words<4> w = load_streamed<4>(from + i * 32);
-        KVCC_UNROLL
-        for (int j = 0; j < 4; ++j) word[i + j] = w.word[j];
-      }
-    } else {
-      uint32_t all[4 * kPlanes];
-      KVCC_UNROLL
-      for (int plane = 0; plane < kPlanes; ++plane) {
-        const Words<4> w = load_cached<4>(from + plane * 128);
-        KVCC_UNROLL
-        for (int j = 0; j < 4; ++j) all[4 * plane + j] = w.word[j];
-      }
-      if constexpr (kMostShift == 3) {
-        KVCC_UNROLL
-        for (int i = 0; i + 1 < 4 * kPlanes; ++i) all[i] = first % 2u != 0 ? all[i + 1] : all[i];
-      }
-      KVCC_UNROLL
-      for (int i = 0; i < kHeld; ++i) word[i] = first % 4u >= 2u ? all[i + 2] : all[i];
-    }
-  }
-};
-
-/// A lane's words with codes of a quarter of the channels, run by run.
-template <class Config>
-struct QuarterCodes {
-  static constexpr int kBits = Config::kBits, kBandPairs = Config::kHeadDim / 8, kOctets = kBandPairs / kMmaWarps;
-  static constexpr int kRunWords = RunCodes<Config>::kHeld;
-  static_assert(kRunWords <= 32 && kOctets % 2 == 0 && Config::kHeadDim * kBits % 64 == 0);
-
-  /// Bit w: word w of a run has codes of the quarter's.
-  static KVCC_HD constexpr uint32_t mask(int quarter) {
-    uint32_t words = 0;
-    for (int i = 0; i < 2 * kOctets; ++i) {
-      const int e = i / kOctets * kBandPairs + quarter * kOctets + i % kOctets, first = e / 16 * kBits;
-      words |= kBits == 3 && e % 16 == 15 ? 7u << first : 1u << (first + mma::pair_word(e % 16, kBits));
-    }
-    return words;
-  }
-  static KVCC_HD constexpr int count(uint32_t words) {
-    words = words - (words >> 1 & 0x55555555u);
-    words = (words & 0x33333333u) + (words >> 2 & 0x33333333u);
-    return static_cast<int>(((words + (words >> 4)) & 0x0f0f0f0fu) * 0x01010101u >> 24);
-  }
-  static KVCC_HD constexpr int most() {
-    int words = 0;
-    for (int quarter = 0; quarter < kMmaWarps; ++quarter)
-      words = words < count(mask(quarter)) ? count(mask(quarter)) : words;
-    return words;
-  }
-  static constexpr int kHeld = most();
-  uint32_t word[kMmaSteps][kHeld];
-
-  template <int kQuarter>
-  KVCC_DEVICE void load(const uint32_t* tile, uint32_t lane) {
-    constexpr uint32_t kMask = mask(kQuarter);
-    KVCC_UNROLL
-    for (int plane = 0; plane < kMmaSteps * kRunWords / 4; ++plane) {
-      uint32_t wanted = 0;
-      KVCC_UNROLL
-      for (int j = 0; j < 4; ++j) wanted |= (kMask >> (4 * plane + j) % kRunWords & 1u) << j;
-      const uint32_t* const from = tile + plane * 128 + lane * 4u;
-      uint32_t w[4] = {};
-      if (wanted == 15u || count(wanted) == 3 || wanted == 9u || wanted == 5u || wanted == 10u || wanted == 6u) {
-        const Words<4> four = load_cached<4>(from);
-        KVCC_UNROLL
-        for (int j = 0; j < 4; ++j) w[j] = four.word[j];
-      } else if (wanted == 3u || wanted == 12u) {
-        const int first = wanted == 3u ? 0 : 2;
-        const Words<2> two = load_cached<2>(from + first);
-        w[first] = two.word[0];
-        w[first + 1] = two.word[1];
-      } else {
-        KVCC_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          if (wanted == 1u << j) w[j] = load_cached<1>(from + j).word[0];
-        }
-      }
-      KVCC_UNROLL
-      for (int j = 0; j < 4; ++j) {
-        const int at = (4 * plane + j) % kRunWords;
-        if (wanted >> j & 1u) word[(4 * plane + j) / kRunWords][count(kMask & ((1u << at) - 1u))] = w[j];
-      }
-    }
-  }
-  /// Both levels of the pair at `octet` of the quarter, of the run's first or second band.
-  template <int kQuarter, Table kTable>
-  KVCC_DEVICE Half2 pair(const LevelTable<kBits, kTable>& levels, int run, int band, int octet,
-                         uint32_t lane_offset) const {
-    constexpr uint32_t kMask = mask(kQuarter);
-    const int e = band * kBandPairs + kQuarter * kOctets + octet;
-    uint32_t group[kBits];
-    KVCC_UNROLL
-    for (int j = 0; j < kBits; ++j) {
-      const int at = e / 16 * kBits + j;
-      group[j] = kMask >> at & 1u ? word[run][count(kMask & ((1u << at) - 1u))] : 0u;
-    }
-    return levels.pair(group, e % 16, lane_offset);
-  }
-};
-
-/// Calls action with the warp's number as a constant.
-template <class Do>
-KVCC_DEVICE void with_quarter(uint32_t warp, const Do& action) {
-  if (warp < 2u) {
-    if (warp == 0u) {
-      action(std::integral_constant<int, 0>());
-    } else {
-      action(std::integral_constant<int, 1>());
-    }
-  } else if (warp == 2u) {
-    action(std::integral_constant<int, 2>());
-  } else {
-    action(std::integral_constant<int, 3>());
-  }
-}
 
 /// What the warps of a block tell each other of a page.
 struct Exchange {
@@ -218,97 +77,18 @@ struct TurnedQueries {
   /// The warp's share of the steps. A barrier of the block must be before and after.
   template <class Config, class Tables>
   KVCC_DEVICE void turn(const Tables& s, const KvccRope& rope, int32_t block, const Lane& at) {
+    constexpr int kHalfR = Config::kRotaryDim / 2;
+    const float* cosine = rope.base_cosine + static_cast<int64_t>(block) * kHalfR;
+    const float* sine = rope.base_sine + static_cast<int64_t>(block) * kHalfR;
     KVCC_UNROLL
     for (int i = 0; i < kSteps / kMmaWarps; ++i) {
       const int k = i * kMmaWarps + static_cast<int>(at.warp);
       uint32_t out[kBlockTiles][2];
-      turn_step<Config>(out, s, rope, block, k, at);
+      turn_step<Config>(out, s, cosine, sine, k, at);
       *reinterpret_cast<Words<4>*>(b[k][at.lane]) = {{out[0][0], out[0][1], out[1][0], out[1][1]}};
     }
   }
 };
-
-/// Halves of A fragments that outliers change: of a run of keys, zero-points with which a decoded outlier comes out as
-/// recorded; of values, half of what each differs from its decoded value. [run]: [step, lane, 4] as mma takes them.
-template <int D>
-struct OutlierTiles {
-  static constexpr int kSteps = D / 16;
-  alignas(16) uint16_t half[kMmaWarps][kSteps * 32 * 4 * 2];
-
-  KVCC_DEVICE OutlierTiles* get() { return this; }
-  KVCC_DEVICE Words<4> read(int run, int step, uint32_t lane) const {
-    return *reinterpret_cast<const Words<4>*>(half[run] + (step * 32 + lane) * 8);
-  }
-  KVCC_DEVICE void fill(uint32_t run, int step, uint32_t lane, const Words<4>& a) {
-    *reinterpret_cast<Words<4>*>(half[run] + (step * 32 + lane) * 8) = a;
-  }
-};
-
-template <int D>
-struct NoOutlierTiles {
-  KVCC_DEVICE OutlierTiles<D>* get() { return nullptr; }
-};
-template <int D, bool kSparse>
-using OutlierTilesWhere = std::conditional_t<kSparse, OutlierTiles<D>, NoOutlierTiles<D>>;
-
-/// Calls action(record, element) for each record of a run that the lane takes, of visible tokens.
-template <class Config, class Do>
-KVCC_DEVICE void each_record(const KvccCache& c, uint8_t* page, int32_t head, uint32_t run, const Slots& slots,
-                             uint32_t lane, const Do& action) {
-  const Records first = records_of<Config>(c, page, head, 2u * run);
-  const Records second = records_of<Config>(c, page, head, 2u * run + 1u);
-  const uint32_t of_first = first.end - first.begin, all = of_first + second.end - second.begin;
-  KVCC_ROLLED
-  for (uint32_t i = lane; i < all; i += 32) {
-    const bool in_first = i < of_first;
-    const mma::Record record = first.list[in_first ? first.begin + i : second.begin + (i - of_first)];
-    const mma::Element element = mma::record_element(record.place, 2u * run + (in_first ? 0u : 1u));
-    if (slots.has(static_cast<int32_t>(element.token)) && element.channel < static_cast<uint32_t>(Config::kHeadDim)) {
-      action(record, element);
-    }
-  }
-}
-
-/// The nearest number that fp16 holds as finite.
-KVCC_DEVICE float within_half(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
-
-/// Zero-points of the warp's run of keys, for score_run.
-template <class Config, class Tables>
-KVCC_DEVICE void fill_zeros(OutlierTiles<Config::kHeadDim>& to, const Tables& s, const KvccCache& c, uint8_t* page,
-                            const uint32_t* tile, int32_t head, const Slots& slots, const uint32_t (&range)[2],
-                            const Lane& at) {
-  KVCC_UNROLL
-  for (int k = 0; k < Tables::kSteps; ++k) {
-    Words<4> zero;
-    if constexpr (Tables::kChannel) {
-      const auto scale = *reinterpret_cast<const Words<4>*>(s.scale + (k * 4 + at.column) * 4);
-      zero = {{scale.word[1], scale.word[1], scale.word[3], scale.word[3]}};
-    } else {
-      zero = {{broadcast_high(range[0]), broadcast_high(range[1]), broadcast_high(range[0]), broadcast_high(range[1])}};
-    }
-    to.fill(at.warp, k, at.lane, zero);
-  }
-  sync_warp();
-  const uint32_t lane_at = s.levels.lane_offset(at.lane);
-  each_record<Config>(c, page, head, at.warp, slots, at.lane, [&](mma::Record record, mma::Element element) {
-    const float level = low_half(record_level<Config>(s.levels, tile, record.place, element, lane_at));
-    uint32_t scale;
-    if constexpr (Tables::kChannel) {
-      scale = s.channel_scale[element.channel];
-    } else {
-      scale = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[element.token];
-    }
-    const float zero = fused_multiply_add(-level, low_half(scale), half_to_float(record.value));
-    const uint32_t octet = element.channel / 8u, turned = static_cast<uint32_t>(Tables::kTurned);
-    const bool apart = Config::kRope == Rope::half && octet < 2u * turned;  // partners meet in a step
-    const uint32_t step = apart ? octet % (turned > 0 ? turned : 1u) : octet / 2u;
-    const uint32_t second = apart ? octet / (turned > 0 ? turned : 1u) : octet % 2u;
-    const uint32_t lane = element.token % 8u * 4u + element.channel % 8u / 2u;
-    to.half[at.warp][((step * 32u + lane) * 4u + second * 2u + element.token / 8u % 2u) * 2u + element.channel % 2u] =
-        float_to_half(within_half(zero));
-  });
-  sync_warp();
-}
 
 /// Adds the scores of the warp's run of keys: score[j] the C fragment of its tokens and query tile j. range: of tokens
 /// row and row + 8 (token axis).
@@ -351,68 +131,6 @@ KVCC_DEVICE void score_run(float (&score)[kBlockTiles][4], const RunCodes<Config
     }
   }
 }
-
-/// Half of what the outliers of the warp's run of values differ from their decoded values, for mix_quarter.
-template <class Config, class Tables>
-KVCC_DEVICE void fill_differences(OutlierTiles<Config::kHeadDim>& to, const Tables& s, const KvccCache& c,
-                                  uint8_t* page, const uint32_t* tile, int32_t head, const Slots& slots,
-                                  const Lane& at) {
-  KVCC_UNROLL
-  for (int k = 0; k < Config::kHeadDim / 16; ++k) to.fill(at.warp, k, at.lane, {});
-  sync_warp();
-  const uint32_t lane_at = s.levels.lane_offset(at.lane);
-  each_record<Config>(c, page, head, at.warp, slots, at.lane, [&](mma::Record record, mma::Element element) {
-    const float level = low_half(record_level<Config>(s.levels, tile, record.place, element, lane_at));
-    float scale, zero;
-    if constexpr (Tables::kChannel) {
-      const int64_t channel = static_cast<int64_t>(head) * Config::kHeadDim + element.channel;
-      scale = c.scale[channel];
-      zero = c.zero[channel];
-    } else {
-      const linear::RangeRecord range = mma_ranges<Config>(c, page)[element.token];
-      scale = half_to_float(range.scale);
-      zero = half_to_float(range.zero);
-    }
-    const float differs = add(half_to_float(record.value), -fused_multiply_add(level, scale, zero));
-    const uint32_t lane = element.channel % 8u * 4u + element.token % 8u / 2u;
-    const uint32_t part = element.token / 8u % 2u * 2u + element.channel / 8u % 2u;
-    to.half[at.warp][((element.channel / 16u * 32u + lane) * 4u + part) * 2u + element.token % 2u] =
-        float_to_half(multiply(0.5f, differs));
-  });
-}
-
-/// Sums of the warp's channels.
-template <int D>
-using QuarterMix = Mix<D / kMmaWarps, kBlockTiles>;
-/// Where the outliers' shares of them are added. Mix has levels where scales are the channels', so there they need sums
-/// of their own.
-template <class Config>
-struct OutlierQuarter {
-  static constexpr int D = Config::kHeadDim;
-  static constexpr bool kOwn = kMmaSparse<Config> && Config::kAxis == Axis::channel;
-  float sum[kOwn ? kBlockTiles : 1][kOwn ? D / 64 : 1][4];
-
-  KVCC_DEVICE float (&of(QuarterMix<D>& mix, int tile, int block))[4] {
-    if constexpr (kOwn) {
-      return sum[tile][block];
-    } else {
-      return mix.sum[tile][block];
-    }
-  }
-  template <class Do>
-  KVCC_DEVICE void each(const Do& action) {
-    if constexpr (kOwn) {
-      KVCC_UNROLL
-      for (int j = 0; j < kBlockTiles; ++j) {
-        KVCC_UNROLL
-        for (int i = 0; i < D / 64; ++i) {
-          KVCC_UNROLL
-          for (int e = 0; e < 4; ++e) action(sum[j][i][e], j, i, e);
-        }
-      }
-    }
-  }
-};
 
 /// Adds a page's 64 values of the warp's channels, with the weights that the warps told.
 template <int kQuarter, class Config, class Tables>

@@ -132,13 +132,11 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
   }
 }
 
-/// B fragments of step k of the queries, turned by -64 `block` positions.
+/// B fragments of step k of the queries, turned by -64 positions times the number of the base tables' row at `cosine`
+/// and `sine`.
 template <class Config, class Tables, int kTiles>
-KVCC_DEVICE void turn_step(uint32_t (&out)[kTiles][2], const Tables& s, const KvccRope& rope, int32_t block, int k,
+KVCC_DEVICE void turn_step(uint32_t (&out)[kTiles][2], const Tables& s, const float* cosine, const float* sine, int k,
                            const Lane& at) {
-  constexpr int kHalfR = Config::kRotaryDim / 2;
-  const float* cosine = rope.base_cosine + static_cast<int64_t>(block) * kHalfR;
-  const float* sine = rope.base_sine + static_cast<int64_t>(block) * kHalfR;
   float c[2] = {1, 1}, n[2] = {0, 0};
   if (k < Tables::kTurned) {
     if constexpr (Config::kRope == Rope::half) {
@@ -190,8 +188,11 @@ struct QueryFragments {
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void turn_queries(QueryFragments<Tables::kSteps, kTiles>& out, const Tables& s, const KvccRope& rope,
                               int32_t block, const Lane& at) {
+  constexpr int kHalfR = Config::kRotaryDim / 2;
+  const float* cosine = rope.base_cosine + static_cast<int64_t>(block) * kHalfR;
+  const float* sine = rope.base_sine + static_cast<int64_t>(block) * kHalfR;
   KVCC_UNROLL
-  for (int k = 0; k < Tables::kSteps; ++k) turn_step<Config>(out.b[k], s, rope, block, k, at);
+  for (int k = 0; k < Tables::kSteps; ++k) turn_step<Config>(out.b[k], s, cosine, sine, k, at);
 }
 
 /// Adds one step's products of 16 keys: a[0] and a[1] rows g and g + 8 of the first octet, a[2] and a[3] of the second;
