@@ -67,7 +67,18 @@ void DequantiseTile(const Tensor& tensor, const KvccCache& c, const Block& b, in
   }
 }
 
-/// Positions [first, first + count) of the exact region that a block is asked for, and its packed tokens page by page.
+/// Positions [begin, end) of a head, all of them exact, to rows; `out` is the row of position 0.
+inline void ReadExactRows(const KvccCache& c, const Block& b, int32_t dim, int32_t begin, int32_t end, float* out,
+                          int64_t stride) {
+  for (int32_t p = begin; p < end; ++p) {
+    const int64_t row = p < c.sink ? p : c.sink + (p - c.sink) % c.residual;
+    const uint16_t* const from =
+        c.exact + ((static_cast<int64_t>(b.z) * (c.sink + c.residual) + row) * c.heads + b.y) * dim;
+    for (int32_t i = 0; i < dim; ++i) out[p * stride + i] = half_to_float(from[i]);
+  }
+}
+
+/// The positions of one block: sinks, packed tokens page by page, the residual window.
 template <mma::Tensor kTensor, class Tensor>
 void DequantiseBlock(const Tensor& tensor, int32_t bits, const KvccDequantiseParams& p, const Block& b) {
   const KvccCache& c = p.cache;
@@ -77,16 +88,8 @@ void DequantiseBlock(const Tensor& tensor, int32_t bits, const KvccDequantisePar
   const int32_t end = std::min({begin + KVCC_PAGE_TOKENS, p.first[b.z] + p.count, length});
   float* const out = p.out + (static_cast<int64_t>(b.z) * p.count - p.first[b.z]) * stride + int64_t{b.y} * dim;
   const int32_t recent = std::max(c.sink, length - c.residual);
-  for (int32_t position = begin; position < end; ++position) {
-    if (position >= c.sink && position < recent) {
-      position = std::min(end, recent) - 1;  // packed ones lie together
-      continue;
-    }
-    const int64_t row = position < c.sink ? position : c.sink + (position - c.sink) % c.residual;
-    const uint16_t* const from =
-        c.exact + ((static_cast<int64_t>(b.z) * (c.sink + c.residual) + row) * c.heads + b.y) * dim;
-    for (int32_t i = 0; i < dim; ++i) out[position * stride + i] = half_to_float(from[i]);
-  }
+  ReadExactRows(c, b, dim, begin, std::min(end, c.sink), out, stride);
+  ReadExactRows(c, b, dim, std::max(begin, recent), end, out, stride);
   int32_t token = std::max(begin, c.sink) - c.sink;
   const int32_t tokens = std::min(end, recent) - c.sink;
   while (token < tokens) {
