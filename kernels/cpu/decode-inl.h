@@ -24,10 +24,10 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcc::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET == HWY_AVX3_DL
-#define KVCC_CPU_I16 0
-#else
 #undef KVCC_CPU_I16
+#if HWY_TARGET == HWY_AVX3_DL
+#define KVCC_CPU_I16 1
+#else
 #define KVCC_CPU_I16 0
 #endif
 
@@ -167,6 +167,7 @@ HWY_NOINLINE void decode_floats(const uint32_t* HWY_RESTRICT words, int head_dim
       const uint32_t* from = words + h * (head_dim / 16) * kBits * 16 + v;
       float* to = out + h * 32 + v;
       for (int group = 0; group < head_dim / 16; ++group, from += 16 * kBits, to += 16 * 64) {
+        KVCC_CPU_UNROLL
         for (int w = 0; w < kBits; ++w) {
           decode_word<kBits, 0, kFields>(hn::Load(d, from + 16 * w), levels, to + w * kFields * 64);
         }
@@ -202,10 +203,10 @@ HWY_NOINLINE void decode_shorts(const uint32_t* HWY_RESTRICT words, int head_dim
     const uint32_t* from = words + h * (head_dim / 16) * kBits * 16;
     int16_t* to = out + h * 32;
     for (int group = 0; group < head_dim / 16; ++group, from += 16 * kBits, to += 16 * 64) {
-#pragma GCC unroll 4
+      KVCC_CPU_UNROLL
       for (int w = 0; w < kBits; ++w) {
         const __m512i word = _mm512_load_si512(from + 16 * w);
-#pragma GCC unroll 8
+        KVCC_CPU_UNROLL
         for (int i = 0; i < kFields; ++i) {
           const __m512i index = _mm512_multishift_epi64_epi8(control[i], word);
           _mm512_store_si512(to + (w * kFields + i) * 64, _mm512_permutexvar_epi16(index, levels));
@@ -268,7 +269,7 @@ struct OutlierScale {
   float zero, inverse;  ///< of the scale times the level's unit
   float unit;           ///< scale times unit
 };
-struct OutlierTables {
+struct alignas(64) OutlierTables {
   OutlierScale by_channel[kMaxHeadDim], by_token[kPage];
   uint16_t channel_place[kMaxHeadDim], token_place[8];  ///< sum with 64 (D / 8) band: place in the levels
 };

@@ -17,6 +17,7 @@
 #include <cstring>
 
 #include "kernels/cpu/decode-inl.h"
+#include "kernels/cpu/shorts-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcc::cpu::HWY_NAMESPACE {
@@ -78,7 +79,9 @@ HWY_INLINE void score_part(const KeyShape& shape, const KeyScratch& s, const flo
   HWY_ALIGN float sums[kQueries][64];
   for (int v = 0; v < 16; v += kLanes) {
     VF sum[kQueries][4];
+    KVCC_CPU_UNROLL
     for (int g = 0; g < kQueries; ++g) {
+      KVCC_CPU_UNROLL
       for (int x = 0; x < 4; ++x) sum[g][x] = hn::Zero(d);
     }
     const auto key = [&](int octet, int second, int x) HWY_ATTR {
@@ -88,13 +91,16 @@ HWY_INLINE void score_part(const KeyShape& shape, const KeyScratch& s, const flo
     };
     const auto add = [&](int octet, int second, int x, VF k) HWY_ATTR {
       const float* q = s.spread + ((octet * 2 + second) * shape.queries + first) * 16 + v;
+      KVCC_CPU_UNROLL
       for (int g = 0; g < kQueries; ++g) sum[g][x] = hn::MulAdd(k, hn::Load(d, q + 16 * g), sum[g][x]);
     };
     int octet = 0;
     if (shape.rope == KVCC_ROPE_HALF) {
       const int half = shape.rotary / 16;
       for (int u = 0; u < half; ++u) {
+        KVCC_CPU_UNROLL
         for (int second = 0; second < 2; ++second) {
+          KVCC_CPU_UNROLL
           for (int x = 0; x < 4; ++x) {
             const int at = (((4 * part + x) * half + u) * 2 + second) * 16 + v;
             const VF a = key(u, second, x), b = key(u + half, second, x);
@@ -107,6 +113,7 @@ HWY_INLINE void score_part(const KeyShape& shape, const KeyScratch& s, const flo
       octet = 2 * half;
     } else if (shape.rope == KVCC_ROPE_INTERLEAVED) {
       for (; octet < shape.rotary / 8; ++octet) {
+        KVCC_CPU_UNROLL
         for (int x = 0; x < 4; ++x) {
           const int at = ((4 * part + x) * (shape.rotary / 8) + octet) * 16 + v;
           const VF a = key(octet, 0, x), b = key(octet, 1, x);
@@ -117,14 +124,19 @@ HWY_INLINE void score_part(const KeyShape& shape, const KeyScratch& s, const flo
       }
     }
     for (; octet < octets; ++octet) {
+      KVCC_CPU_UNROLL
       for (int second = 0; second < 2; ++second) {
+        KVCC_CPU_UNROLL
         for (int x = 0; x < 4; ++x) add(octet, second, x, key(octet, second, x));
       }
     }
+    KVCC_CPU_UNROLL
     for (int g = 0; g < kQueries; ++g) {
+      KVCC_CPU_UNROLL
       for (int x = 0; x < 4; ++x) hn::Store(sum[g][x], d, sums[g] + 16 * x + v);
     }
   }
+  KVCC_CPU_UNROLL
   for (int g = 0; g < kQueries; ++g) store_scores(sums[g], scores + (first + g) * kPage + 16 * part);
 }
 
@@ -162,11 +174,13 @@ class Keys {
       s_.query[i] = load_element(config.dtype(), query, i) * multiplier;
     }
     if (work.page < work.page_end) {
-      fill_turns();
-      if (!shape_.by_token) fill_scales();
 #if KVCC_CPU_I16
       shorts_ = tables.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && !shape_.by_token && fill_shorts();
 #endif
+      if (!shorts_) {
+        fill_turns();
+        if (!shape_.by_token) fill_scales();
+      }
       if (sparse_) {
         fill_places(mma::Tensor::key, shorts_, s_.outliers);
         if (!shape_.by_token) fill_outlier_scales();
@@ -366,9 +380,69 @@ class Keys {
   }
 
 #if KVCC_CPU_I16
-  bool fill_shorts();
-  void spread_shorts();
-  void score_shorts(const int16_t* levels, float* scores) const;
+  /// 16-bit constants; false where they do not serve.
+  bool fill_shorts() {
+    if (!make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_)) return false;
+    const int d = shape_.head_dim, half = shape_.rotary / 2;
+    const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+    for (int c = 0; c < d; ++c) {  // what channels can hold, outliers included
+      s_.back[c] = level_unit_ * 32767.0f * scale_of(c) + std::fabs(zero_of(c));
+      if (!(s_.back[c] < 1e30f)) {
+        level_unit_ = 1;
+        return false;
+      }
+    }
+    for (int i = 0; i < half; ++i) {  // rotary pairs share a unit
+      float &a = s_.back[pairs ? 2 * i : i], &b = s_.back[pairs ? 2 * i + 1 : i + half];
+      a = b = std::max(a, b);
+    }
+    for (int c = 0; c < d; ++c) {
+      const float inverse = 0.69f * 32767.0f / std::max(s_.back[c], 1e-30f);
+      const float scale = scale_of(c) * level_unit_ * 32768.0f * inverse, zero = zero_of(c) * inverse;
+      for (int g = 0; g < 4; ++g) {
+        const int at = c / 8 * 32 + c % 8 / 2 * 8 + 2 * g + c % 2;
+        s_.scale16[at] = static_cast<int16_t>(std::lrintf(scale));
+        s_.zero16[at] = static_cast<int16_t>(std::lrintf(zero));
+      }
+      s_.back[c] = (c < 2 * half ? 32768.0f / 32767.0f : 1.0f) / inverse;
+    }
+    if (half > 0) {
+      const ptrdiff_t first = ptrdiff_t{cache_.sink % KVCC_ROPE_BLOCK} * half;
+      fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.cosine16);
+      fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.sine16);
+    }
+    return true;
+  }
+  void spread_shorts() {
+    auto* to = reinterpret_cast<int16_t*>(s_.spread);
+    for (int g = 0; g < work_.queries; ++g) {
+      score_unit_[g] =
+          spread_query(s_.turned + g * shape_.head_dim, s_.back, shape_.head_dim, to + 32 * g, 32 * work_.queries);
+    }
+  }
+  void score_shorts(const int16_t* levels, float* scores) const {
+    const ShortKeys k{
+        levels,        s_.scale16,    s_.zero16,   s_.cosine16,  s_.sine16, reinterpret_cast<const int16_t*>(s_.spread),
+        shape_.octets, shape_.rotary, shape_.rope, work_.queries};
+    for (int first = 0; first < work_.queries; first += 4) {
+      const float* unit = score_unit_ + first;
+      float* to = scores + first * kPage;
+      switch (work_.queries - first) {
+        case 1:
+          HWY_NAMESPACE::score_shorts<1>(k, first, unit, to);
+          break;
+        case 2:
+          HWY_NAMESPACE::score_shorts<2>(k, first, unit, to);
+          break;
+        case 3:
+          HWY_NAMESPACE::score_shorts<3>(k, first, unit, to);
+          break;
+        default:
+          HWY_NAMESPACE::score_shorts<4>(k, first, unit, to);
+          break;
+      }
+    }
+  }
 #endif
 
   const KvccCache& cache_;

@@ -13,6 +13,13 @@
 #define HWY_WANT_AVX3_DL
 #endif
 
+/// Before a loop of a few fixed rounds over vectors, which must end up in registers.
+#if defined(__clang__)
+#define KVCC_CPU_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define KVCC_CPU_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 #endif  // KVCC_KERNELS_CPU_SIMD_H_
 
 #if defined(HWY_TARGET_INCLUDE) || defined(HWY_COMPILE_ONLY_STATIC)

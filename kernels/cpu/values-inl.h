@@ -41,14 +41,18 @@ HWY_NOINLINE void mix_floats(int octets, int queries, int first, const ValueScra
     for (int v = 0; v < 16; v += kLanes) {
       VF sum[2][kQueries];
       float* to = sums + (octet * 2 * queries + first) * 16 + v;
+      KVCC_CPU_UNROLL
       for (int h = 0; h < 2; ++h) {
+        KVCC_CPU_UNROLL
         for (int g = 0; g < kQueries; ++g) sum[h][g] = hn::Load(d, to + (h * queries + g) * 16);
       }
       for (int band = 0; band < 8; ++band) {
         const float* from = levels + (band * octets + octet) * 64 + v;
         const float* weight = s.spread + (band * 2 * queries + first) * 16 + v;
+        KVCC_CPU_UNROLL
         for (int second = 0; second < 2; ++second) {
           const VF a = hn::Load(d, from + second * 16), b = hn::Load(d, from + 32 + second * 16);
+          KVCC_CPU_UNROLL
           for (int g = 0; g < kQueries; ++g) {
             const VF w = hn::Load(d, weight + (second * queries + g) * 16);
             sum[0][g] = hn::MulAdd(a, w, sum[0][g]);
@@ -56,7 +60,9 @@ HWY_NOINLINE void mix_floats(int octets, int queries, int first, const ValueScra
           }
         }
       }
+      KVCC_CPU_UNROLL
       for (int h = 0; h < 2; ++h) {
+        KVCC_CPU_UNROLL
         for (int g = 0; g < kQueries; ++g) hn::Store(sum[h][g], d, to + (h * queries + g) * 16);
       }
     }
@@ -221,8 +227,33 @@ class Values {
   }
 
 #if KVCC_CPU_I16
-  bool fill_shorts();
-  void mix_shorts(const int16_t* levels);
+  bool fill_shorts() { return make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_); }
+  void mix_shorts(const int16_t* levels) {
+    auto* const spread = reinterpret_cast<int16_t*>(s_.spread);
+    const int queries = work_.queries, octets = head_dim_ / 8;
+    float unit[kMaxQueries];
+    for (int g = 0; g < queries; ++g) {
+      unit[g] = level_unit_ * spread_weights(s_.weight + g * kPage, spread + 32 * g, 32 * queries);
+    }
+    for (int first = 0; first < queries; first += 4) {
+      const int16_t* weights = spread + first * 32;
+      float* sums = s_.sum + first * 16;
+      switch (queries - first) {
+        case 1:
+          HWY_NAMESPACE::mix_shorts<1>(levels, weights, octets, queries, unit + first, sums);
+          break;
+        case 2:
+          HWY_NAMESPACE::mix_shorts<2>(levels, weights, octets, queries, unit + first, sums);
+          break;
+        case 3:
+          HWY_NAMESPACE::mix_shorts<3>(levels, weights, octets, queries, unit + first, sums);
+          break;
+        default:
+          HWY_NAMESPACE::mix_shorts<4>(levels, weights, octets, queries, unit + first, sums);
+          break;
+      }
+    }
+  }
 #endif
 
   const KvccCache& cache_;
