@@ -6,9 +6,8 @@
 #include <limits>
 
 #include "formats/core/error.h"
+#include "kernels/cpu/targets.h"
 
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/bench/cpu_baseline.cc"
 #include "hwy/cache_control.h"
@@ -18,20 +17,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvcc::bench::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-#if HWY_TARGET == HWY_SCALAR  // Highway's last resort
-
-void BlocksF16(const RowsParams&, uint32_t, uint32_t) {
-  throw Error(ErrorKind::failed, "rows_attention", "a processor without SSE4 or NEON");
-}
-void BlocksF32(const RowsParams& p, uint32_t first, uint32_t last) { BlocksF16(p, first, last); }
-uint64_t Read(const void* data, size_t bytes) {
-  uint64_t sum = 0;
-  for (size_t i = 0; i < bytes / 8; ++i) sum += static_cast<const uint64_t*>(data)[i];
-  return sum;
-}
-
-#else
 
 using F32 = hn::CappedTag<float, 16>;  // 4, 8 or 16 lanes
 using Vec = hn::Vec<F32>;
@@ -267,8 +252,6 @@ uint64_t Read(const void* data, size_t bytes) {
   }
   return hn::GetLane(hn::SumOfLanes(d, hn::Xor(hn::Xor(a, b), hn::Xor(c, e))));
 }
-
-#endif
 
 const char* Target() { return hwy::TargetName(HWY_TARGET); }
 
