@@ -69,7 +69,7 @@ std::string config_text(const KernelSpec& spec, const Templates& templates) {
   for (const bool keys : {true, false}) {
     if (c.family != Family::attention && of_keys(c.family) != keys) continue;
     tensors += tensor_text(spec, keys, templates);
-    members += fmt::format("  static constexpr {}Tensor {}() {{ return {{}}; }}\n", keys ? "Key" : "Value",
+    members += fmt::format("  static constexpr const {0}Tensor& {1}() {{ return k{0}; }}\n", keys ? "Key" : "Value",
                            keys ? "key" : "value");
   }
   const std::map<std::string, std::string> values = {

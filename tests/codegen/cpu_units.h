@@ -25,7 +25,7 @@ using namespace codegen;
 class CpuLibrary {
  public:
   CpuLibrary(const Artifact& artifact, const Plan& plan) {
-    setenv("KVCC_SHARE", KVCC_SOURCE_DIR, 1);
+    setenv("KVCC_SHARE", KVCC_SOURCE_DIR, 0);
     const Templates templates = read_templates();
     std::vector<std::string> units;
     for (const KernelSpec& spec : plan.kernels) units.push_back(emit_unit(artifact, spec, templates, "0.0.0"));

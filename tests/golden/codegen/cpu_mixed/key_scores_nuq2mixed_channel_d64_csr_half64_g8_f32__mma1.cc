@@ -42,9 +42,10 @@ struct KeyTensor {
   }
   static constexpr const float* levels(int32_t layer, int32_t head) { return kKeyLevels + (layer * 2 + head) * 4; }
 };
+constexpr KeyTensor kKey{};
 
 struct Config {
-  static constexpr KeyTensor key() { return {}; }
+  static constexpr const KeyTensor& key() { return kKey; }
   static constexpr int32_t rope() { return KVCC_ROPE_HALF; }
   static constexpr int32_t rotary_dim() { return 64; }
   static constexpr int32_t dtype() { return KVCC_DTYPE_F32; }

@@ -33,6 +33,7 @@ struct KeyTensor {
   static constexpr int32_t bits(int32_t, int32_t) { return 3; }
   static constexpr const float* levels(int32_t layer, int32_t head) { return kKeyLevels + (layer * 2 + head) * 8; }
 };
+constexpr KeyTensor kKey{};
 
 // [layers 2, heads 2, levels 8], non-decreasing within a head, of normalised values
 constexpr float kValueLevels[2 * 2 * 8] = {
@@ -52,10 +53,11 @@ struct ValueTensor {
   static constexpr int32_t bits(int32_t, int32_t) { return 3; }
   static constexpr const float* levels(int32_t layer, int32_t head) { return kValueLevels + (layer * 2 + head) * 8; }
 };
+constexpr ValueTensor kValue{};
 
 struct Config {
-  static constexpr KeyTensor key() { return {}; }
-  static constexpr ValueTensor value() { return {}; }
+  static constexpr const KeyTensor& key() { return kKey; }
+  static constexpr const ValueTensor& value() { return kValue; }
   static constexpr int32_t rope() { return KVCC_ROPE_HALF; }
   static constexpr int32_t rotary_dim() { return 64; }
   static constexpr int32_t dtype() { return KVCC_DTYPE_F32; }

@@ -33,9 +33,10 @@ struct KeyTensor {
   static constexpr int32_t bits(int32_t, int32_t) { return 3; }
   static constexpr const float* levels(int32_t layer, int32_t head) { return kKeyLevels + (layer * 2 + head) * 8; }
 };
+constexpr KeyTensor kKey{};
 
 struct Config {
-  static constexpr KeyTensor key() { return {}; }
+  static constexpr const KeyTensor& key() { return kKey; }
   static constexpr int32_t rope() { return KVCC_ROPE_NONE; }
   static constexpr int32_t rotary_dim() { return 0; }
   static constexpr int32_t dtype() { return KVCC_DTYPE_F32; }

@@ -33,9 +33,10 @@ struct ValueTensor {
   static constexpr int32_t bits(int32_t, int32_t) { return 3; }
   static constexpr const float* levels(int32_t layer, int32_t head) { return kValueLevels + (layer * 2 + head) * 8; }
 };
+constexpr ValueTensor kValue{};
 
 struct Config {
-  static constexpr ValueTensor value() { return {}; }
+  static constexpr const ValueTensor& value() { return kValue; }
   static constexpr int32_t rope() { return KVCC_ROPE_NONE; }
   static constexpr int32_t rotary_dim() { return 0; }
   static constexpr int32_t dtype() { return KVCC_DTYPE_F32; }
