@@ -2,7 +2,7 @@
 // one run: time, bytes read, share of the memory's bandwidth as measured in the same rounds, ratios. `--check` compares
 // every contestant's result with the reference instead.
 //
-//   memory   copies of a layer that take 8 times the last-level cache together, in a cycle
+//   memory   copies of a layer that take 8 times the last-level cache together (a contestant's own), in a cycle
 //   layers   as many copies as the model has layers, where those are fewer: a packed cache may then stay in the cache
 //   cache    one layer over and over; left out where no contestant's fits the last-level cache
 #include <fmt/format.h>
@@ -30,6 +30,15 @@ const char* const kArithmetics[] = {"f32", "i16"};
 /// One shape and context, with all that the contestants read.
 struct Field {
   Field(const Shape& shape, int64_t context, size_t least_bytes) : layer(shape), tokens(context) {
+    // Each contestant's copies are rounded up to a whole one; f32 rows in two orders while they are made.
+    const size_t single = sizeof(float) * 2 * static_cast<size_t>(context) * shape.row();
+    const size_t wanted = (2 + std::size(kSchemes)) * (least_bytes + single / 4) + 3 * single;
+    if (wanted > free_memory() / 4 * 3) {
+      throw Error(ErrorKind::resource, fmt::format("{} at {} tokens", shape.name, context),
+                  fmt::format("{:.1f} GiB needed", std::ldexp(wanted, -30)),
+                  fmt::format("at most three fourths of the free {:.1f} GiB", std::ldexp(free_memory(), -30)),
+                  "give --tokens fewer");
+    }
     std::vector<float> key, value;
     layer.rows(tokens, key, value);
     for (const bool half : {true, false}) rows.emplace_back(shape, key, value, half, least_bytes);
@@ -96,11 +105,11 @@ std::vector<Contestant> contestants(const Field& field, Team& team, std::vector<
 
 /// Reads a part of `memory` on all threads: what the machine can do.
 Contestant reader(const Memory& memory, size_t bytes, Team& team) {
-  constexpr size_t kPart = size_t{64} << 20;
-  return {"read", static_cast<double>(kPart), static_cast<int>(bytes / kPart), [&memory, &team](int copy) {
-            const size_t each = kPart / team.size() / 1024 * 1024;
+  const size_t part = std::min(bytes, size_t{64} << 20), each = part / team.size() / 1024 * 1024;
+  return {"read", static_cast<double>(each) * team.size(), static_cast<int>(bytes / part),
+          [&memory, &team, part, each](int copy) {
             team.run([&](int thread) {
-              volatile uint64_t sum = read_memory(memory.data() + kPart * copy + each * thread, each);
+              volatile uint64_t sum = read_memory(memory.data() + part * copy + each * thread, each);
               (void)sum;
             });
           }};
@@ -180,6 +189,7 @@ struct Options {
   std::vector<int64_t> contexts = {2048, 16384, 65536};
   int rounds = 15;
   double sample = 2e-3;
+  size_t bytes = 0;  ///< of a contestant's copies, at least; 0: 8 times the last-level cache
   std::string json;
   bool check = false;
 };
@@ -203,7 +213,7 @@ nlohmann::json measure_field(const Field& field, const Options& options, std::ve
       const int layers = field.layer.shape().layers, cycle = mode == "memory" ? most : mode == "layers" ? layers : 1;
       if (mode == "layers" && layers >= most) continue;
       if (mode == "cache" && least > cache) continue;
-      measure(all, options.rounds, options.sample, cycle);
+      measure(all, options.rounds, options.sample, cycle, mode != "memory");
       double& bandwidth = peak[team_number];
       if (mode != "cache") bandwidth = std::max(bandwidth, all.back().bytes / times_of(all.back()).best);
       print_head(field, team.size(), mode, bandwidth);
@@ -230,7 +240,7 @@ nlohmann::json measure_field(const Field& field, const Options& options, std::ve
 
 int run(const Options& options) {
   if (options.check) return check(700, options.threads) ? 0 : static_cast<int>(ErrorKind::differ);
-  const size_t least = 8 * last_level_cache();
+  const size_t least = options.bytes > 0 ? options.bytes : 8 * last_level_cache();
   const Memory memory(least);
   std::memset(memory.data(), 1, least);
   std::vector<double> peak(options.threads.size(), 0);
@@ -270,6 +280,7 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "numbers of threads")->check(CLI::Range(1, 64));
   app.add_option("--tokens", options.contexts, "lengths of the context")->check(CLI::Range(1, 1 << 20));
   app.add_option("--rounds", options.rounds, "samples of each contestant")->check(CLI::Range(1, 1000));
+  app.add_option("--bytes", options.bytes, "memory that a contestant's layers fill (8 times the last-level cache)");
   app.add_option("--json", options.json, "write the figures to FILE");
   CLI11_PARSE(app, argc, argv);
   if (quick) {

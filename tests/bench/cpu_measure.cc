@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
 
 namespace kvcc::bench {
 namespace {
@@ -17,7 +18,7 @@ void run_next(Contestant& c, int cycle) {
 
 }  // namespace
 
-void measure(std::vector<Contestant>& contestants, int rounds, double sample, int cycle) {
+void measure(std::vector<Contestant>& contestants, int rounds, double sample, int cycle, bool warm) {
   std::vector<int> runs;
   for (Contestant& c : contestants) {
     c.times.clear();
@@ -34,7 +35,10 @@ void measure(std::vector<Contestant>& contestants, int rounds, double sample, in
     for (size_t i = 0; i < contestants.size(); ++i) {
       const size_t which = (i + round) % contestants.size();  // nobody always follows the same one
       Contestant& c = contestants[which];
-      if (cycle == 1) c.run(0);
+      const int round_trip = std::min(c.copies, cycle);
+      if (warm) {
+        for (int k = 0; k < round_trip; ++k) run_next(c, cycle);
+      }
       const double start = now();
       for (int k = 0; k < runs[which]; ++k) run_next(c, cycle);
       c.times.push_back((now() - start) / runs[which]);
@@ -49,11 +53,16 @@ Times times_of(const Contestant& contestant) {
 }
 
 size_t last_level_cache() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-  const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  if (bytes > 0) return static_cast<size_t>(bytes);
-#endif
-  return size_t{32} << 20;
+  // Not sysconf: on AMD it adds up the caches of the whole socket, of which a core has one.
+  std::ifstream in("/sys/devices/system/cpu/cpu0/cache/index3/size");
+  size_t size = 0;
+  char unit = 0;
+  if (!(in >> size >> unit) || size == 0) return size_t{32} << 20;
+  return size << (unit == 'K' ? 10 : unit == 'M' ? 20 : 0);
+}
+
+size_t free_memory() {
+  return static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
 }  // namespace kvcc::bench

@@ -1,6 +1,7 @@
 // Measures contestants in turns, so that a drift of the machine hits all of them alike.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <string>
 #include <vector>
@@ -21,12 +22,13 @@ struct Times {
 };
 Times times_of(const Contestant& contestant);
 
-/// `rounds` samples of each, a sample being as many runs as take about `sample` seconds, over the copies in a cycle.
-/// `cycle` 1: the same copy over and over, run once more before each sample, as the others have driven it out of the
-/// caches. Copies from `cycle` on are left out.
-void measure(std::vector<Contestant>& contestants, int rounds, double sample, int cycle);
+/// `rounds` samples of each, a sample being as many runs as take about `sample` seconds, over the first `cycle` copies
+/// in turn. `warm`: all of these are run once before each sample, as the others have driven them out of the caches.
+void measure(std::vector<Contestant>& contestants, int rounds, double sample, int cycle, bool warm);
 
-/// Bytes of the last-level cache; 32 MiB where the system does not say.
+/// Bytes of the last-level cache that a core has; 32 MiB where the system does not say.
 size_t last_level_cache();
+/// Bytes of memory that nobody uses.
+size_t free_memory();
 
 }  // namespace kvcc::bench

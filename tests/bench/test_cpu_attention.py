@@ -13,15 +13,15 @@ def run(*arguments):
 
 
 def test_contestants_agree_with_the_reference():
-    done = run("--check", "--threads", 1, 2, 3)
+    done = run("--check", "--threads", 1, 2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WRONG" not in done.stdout
-    assert done.stdout.count("error") == 2 * 3 * len(CONTESTANTS)
+    assert done.stdout.count("error") == 2 * 2 * len(CONTESTANTS)
 
 
 def test_figures(tmp_path):
     out = tmp_path / "figures.json"
-    done = run("--tokens", 200, "--rounds", 2, "--threads", 2, "--json", out)
+    done = run("--tokens", 200, "--rounds", 2, "--threads", 2, "--bytes", 1 << 22, "--json", out)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["results"]
     assert {r["contestant"] for r in rows} == CONTESTANTS
@@ -37,10 +37,11 @@ def test_figures(tmp_path):
     assert small["fp16"] == 2 * elements and small["fp32"] == 4 * elements
     pages = 256 * 3 * 64
     assert small["nuq4 f32"] == 2 * pages // 2 + 256 * 4  # whole pages, and a range of 4 bytes a token of the values
-    assert small["nuq2-1% i16"] < small["nuq2-1% f32"] + 1 and small["nuq2 f32"] < small["nuq2-1% f32"] < small["nuq3 f32"]
+    assert small["nuq2-1% i16"] == small["nuq2-1% f32"]
+    assert small["nuq2 f32"] < small["nuq2-1% f32"] < small["nuq3 f32"]
 
 
 def test_bad_arguments():
     assert run("--tokens", 0).returncode != 0
-    done = run("--tokens", 200, "--rounds", 1, "--threads", 1, "--json", "/nowhere/figures.json")
+    done = run("--tokens", 200, "--rounds", 1, "--threads", 1, "--bytes", 1 << 20, "--json", "/nowhere/figures.json")
     assert done.returncode != 0 and "/nowhere/figures.json" in done.stderr
