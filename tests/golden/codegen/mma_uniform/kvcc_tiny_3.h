@@ -70,12 +70,12 @@ KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int
   cache->code_words = 768;
   cache->tail = KVCC_TINY_3_VALUE_TAIL;
   cache->sparse_capacity = 1 ? capacity : 0;
-  cache->page_bytes = kvcc_mma_page_bytes(cache->code_words, 1, 32, cache->heads, cache->sparse_capacity);
+  cache->page_bytes = kvcc_mma_page_bytes(cache->code_words, 1, 8, cache->heads, cache->sparse_capacity);
 }
 /* Bytes of a page before its records, for copy_pages. */
 KVCC_LAUNCH_FN int64_t kvcc_tiny_3_value_fixed_bytes(int32_t layer) {
   (void)layer;
-  return (int64_t)768 * 4 + 384;
+  return (int64_t)768 * 4 + 288;
 }
 
 

@@ -1,0 +1,342 @@
+// Codes of a tile to levels in memory, the same for keys and values, and outliers written over them.
+//
+// Levels lie pair by pair, 64 a pair: half h (lanes 16 h to 16 h + 15 of the layout), then 16 elements e = 4 t + g with
+// lane = 4 (4 h + g) + t. For pair (band, octet)
+//   keys    token 8 band + 4 h + g,    channels 8 octet + 2 t, + 1;
+//   values  channel 8 octet + 4 h + g, tokens 8 band + 2 t, + 1.
+// f32: 16 first levels, then 16 second ones. i16: 16 pairs (first, second).
+//
+// Outliers are written as the level that would decode to their value, (value - zero) / scale: readers then know nothing
+// of them. A scale below 2^-60 counts as 2^-60 here and in the readers, so that this level is finite.
+#if defined(KVCC_KERNELS_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVCC_KERNELS_CPU_DECODE_INL_H_
+#undef KVCC_KERNELS_CPU_DECODE_INL_H_
+#else
+#define KVCC_KERNELS_CPU_DECODE_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/walk.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvcc::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#undef KVCC_CPU_I16
+#if HWY_TARGET == HWY_AVX3_DL
+#define KVCC_CPU_I16 1
+#else
+#define KVCC_CPU_I16 0
+#endif
+
+/// Up to 16 floats: all vectors here divide 16 elements evenly.
+using DF = hn::CappedTag<float, 16>;
+using DU = hn::Rebind<uint32_t, DF>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
+static_assert(16 % kLanes == 0);
+
+/// Four neighbours at `to`.
+HWY_INLINE void store_four(float x, float* HWY_RESTRICT to) {
+  const hn::CappedTag<float, 4> d;
+  for (int i = 0; i < 4; i += static_cast<int>(hn::MaxLanes(d))) hn::StoreU(hn::Set(d, x), d, to + i);
+}
+
+/// By how much words are turned right, so that no field wraps; then field e of a word begins at bit 2 bits e.
+constexpr int word_turn(int bits) { return bits == 2 ? 3 : bits == 3 ? 1 : bits == 4 ? 7 : 0; }
+
+template <int kTurn>
+HWY_INLINE VU turn_right(VU v) {
+  if constexpr (kTurn == 0) return v;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return VU{_mm512_ror_epi32(v.raw, kTurn)};
+#else
+  return hn::Or(hn::ShiftRight<kTurn>(v), hn::ShiftLeft<(32 - kTurn) % 32>(v));
+#endif
+}
+
+/// A tile's words by lane: [half][word][e], turned. `words`: of a lane.
+template <int kTurn>
+HWY_INLINE void sort_words(const uint32_t* HWY_RESTRICT tile, int words, uint32_t* HWY_RESTRICT out) {
+#if HWY_TARGET != HWY_SCALAR
+  const DU d;
+  const hn::Repartition<uint64_t, DU> d64;
+#endif
+  const int quads = kLanes < 4 ? 0 : words / 4;
+  for (int h = 0; h < 2; ++h) {
+    uint32_t* to = out + h * words * 16;
+#if HWY_TARGET != HWY_SCALAR
+    for (int q = 0; q < quads; ++q, to += 64) {
+      const uint32_t* from = tile + q * 128 + h * 64;
+      for (int v = 0; v < 16; v += kLanes) {
+        const VU a = turn_right<kTurn>(hn::LoadU(d, from + v)), b = turn_right<kTurn>(hn::LoadU(d, from + 16 + v));
+        const VU c = turn_right<kTurn>(hn::LoadU(d, from + 32 + v)), e = turn_right<kTurn>(hn::LoadU(d, from + 48 + v));
+        const auto ab = hn::BitCast(d64, hn::InterleaveLower(d, a, b)),
+                   ce = hn::BitCast(d64, hn::InterleaveLower(d, c, e));
+        const auto AB = hn::BitCast(d64, hn::InterleaveUpper(d, a, b)),
+                   CE = hn::BitCast(d64, hn::InterleaveUpper(d, c, e));
+        hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, ab, ce)), d, to + v);
+        hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce)), d, to + 16 + v);
+        hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, AB, CE)), d, to + 32 + v);
+        hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, AB, CE)), d, to + 48 + v);
+      }
+    }
+#endif
+    for (int w = 4 * quads; w < words; ++w, to += 16) {  // the planes of two words and of one
+      for (uint32_t e = 0; e < 16; ++e) {
+        const uint32_t lane = static_cast<uint32_t>(16 * h) + e % 4 * 4 + e / 4;
+        const uint32_t x = tile[mma::word_place(static_cast<uint32_t>(w), lane, static_cast<uint32_t>(words))];
+        to[e] = mma::rotate_left(x, (32 - kTurn) % 32);
+      }
+    }
+  }
+}
+
+/// Pair 15 of a group of three-bit pairs, from the turned words.
+HWY_INLINE VU last_pair(VU a, VU b, VU c) {
+  const DU d;
+  return hn::Or(hn::ShiftRight<30>(a), hn::Or(hn::And(hn::ShiftRight<28>(b), hn::Set(d, 12u)),
+                                              hn::And(hn::ShiftRight<26>(c), hn::Set(d, 48u))));
+}
+
+/// The levels of one head, for look-up by the low bits of an index; higher bits may be any.
+template <int kBits>
+class FloatLevels {
+ public:
+  explicit FloatLevels(const float* levels) : levels_(levels) {
+    if constexpr (kBits <= 4 && kLanes >= 4) {
+      HWY_ALIGN float all[16];
+      for (int i = 0; i < 16; ++i) all[i] = levels[i % (1 << kBits)];
+      for (int i = 0; i < kTables; ++i) table_[i] = hn::Load(DF(), all + i * kLanes);
+    }
+  }
+  HWY_INLINE VF at(VU index) const {
+    const DU d;
+    if constexpr (kBits > 4) {
+      return hn::GatherIndex(DF(), levels_, hn::BitCast(hn::RebindToSigned<DU>(), hn::And(index, hn::Set(d, 255u))));
+    } else {
+#if HWY_TARGET == HWY_SCALAR
+      return hn::Set(DF(), levels_[hn::GetLane(index) % (1u << kBits)]);
+#elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+      return VF{_mm512_permutexvar_ps(index.raw, table_[0].raw)};
+#else
+      const auto low = hn::IndicesFromVec(DF(), hn::And(index, hn::Set(d, kLanes - 1u)));
+      VF x = hn::TableLookupLanes(table_[0], low);
+      if constexpr (kTables > 1) {
+        const auto bit = hn::RebindMask(DF(), hn::TestBit(index, hn::Set(d, static_cast<uint32_t>(kLanes))));
+        x = hn::IfThenElse(bit, hn::TableLookupLanes(table_[1], low), x);
+        if constexpr (kTables > 2) {
+          const VF y = hn::IfThenElse(bit, hn::TableLookupLanes(table_[3], low), hn::TableLookupLanes(table_[2], low));
+          x = hn::IfThenElse(hn::RebindMask(DF(), hn::TestBit(index, hn::Set(d, 2u * kLanes))), y, x);
+        }
+      }
+      return x;
+#endif
+    }
+  }
+
+ private:
+  static constexpr int kTables = kBits > 4 || kLanes<4 ? 1 : (1 << kBits)> kLanes ? (1 << kBits) / kLanes : 1;
+  const float* levels_;
+  VF table_[kTables];
+};
+
+template <int kBits, int kField>
+HWY_INLINE void decode_field(VU word, const FloatLevels<kBits>& levels, float* HWY_RESTRICT out) {
+  hn::Store(levels.at(hn::ShiftRight<2 * kBits * kField>(word)), DF(), out);
+  hn::Store(levels.at(hn::ShiftRight<2 * kBits * kField + kBits>(word)), DF(), out + 16);
+}
+template <int kBits, int kField, int kFields>
+HWY_INLINE void decode_word(VU word, const FloatLevels<kBits>& levels, float* HWY_RESTRICT out) {
+  decode_field<kBits, kField>(word, levels, out);
+  if constexpr (kField + 1 < kFields) decode_word<kBits, kField + 1, kFields>(word, levels, out + 64);
+}
+
+/// Sorted words of a tile to f32 levels, [head_dim pairs, 64].
+template <int kBits>
+HWY_NOINLINE void decode_floats(const uint32_t* HWY_RESTRICT words, int head_dim, const float* table,
+                                float* HWY_RESTRICT out) {
+  const FloatLevels<kBits> levels(table);
+  const DU d;
+  constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
+  for (int h = 0; h < 2; ++h) {
+    for (int v = 0; v < 16; v += kLanes) {
+      const uint32_t* from = words + h * (head_dim / 16) * kBits * 16 + v;
+      float* to = out + h * 32 + v;
+      for (int group = 0; group < head_dim / 16; ++group, from += 16 * kBits, to += 16 * 64) {
+        KVCC_CPU_UNROLL
+        for (int w = 0; w < kBits; ++w) {
+          decode_word<kBits, 0, kFields>(hn::Load(d, from + 16 * w), levels, to + w * kFields * 64);
+        }
+        if constexpr (kBits == 3) {
+          decode_field<3, 0>(last_pair(hn::Load(d, from), hn::Load(d, from + 16), hn::Load(d, from + 32)), levels,
+                             to + 15 * 64);
+        }
+      }
+    }
+  }
+}
+
+#if KVCC_CPU_I16
+/// Bit positions of both codes of field `field` in the words of a 64-bit lane, for vpmultishiftqb.
+template <int kBits>
+HWY_INLINE __m512i field_control(int field) {
+  const auto bit = static_cast<long long>(2 * kBits * field);
+  return _mm512_set1_epi64(bit | (bit + kBits) << 16 | (bit + 32) << 32 | (bit + 32 + kBits) << 48);
+}
+
+/// Sorted words of a tile to i16 levels, [head_dim pairs, 64]. table: 2^kBits levels.
+template <int kBits>
+HWY_NOINLINE void decode_shorts(const uint32_t* HWY_RESTRICT words, int head_dim, const int16_t* table,
+                                int16_t* HWY_RESTRICT out) {
+  static_assert(kBits <= 4);
+  constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
+  alignas(64) int16_t all[32];
+  for (int i = 0; i < 32; ++i) all[i] = table[i % (1 << kBits)];
+  const __m512i levels = _mm512_load_si512(all);
+  __m512i control[kFields];
+  for (int i = 0; i < kFields; ++i) control[i] = field_control<kBits>(i);
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t* from = words + h * (head_dim / 16) * kBits * 16;
+    int16_t* to = out + h * 32;
+    for (int group = 0; group < head_dim / 16; ++group, from += 16 * kBits, to += 16 * 64) {
+      KVCC_CPU_UNROLL
+      for (int w = 0; w < kBits; ++w) {
+        const __m512i word = _mm512_load_si512(from + 16 * w);
+        KVCC_CPU_UNROLL
+        for (int i = 0; i < kFields; ++i) {
+          const __m512i index = _mm512_multishift_epi64_epi8(control[i], word);
+          _mm512_store_si512(to + (w * kFields + i) * 64, _mm512_permutexvar_epi16(index, levels));
+        }
+      }
+      if constexpr (kBits == 3) {
+        const DU d;
+        const VU last = last_pair(hn::Load(d, from), hn::Load(d, from + 16), hn::Load(d, from + 32));
+        const __m512i index = _mm512_multishift_epi64_epi8(control[0], last.raw);
+        _mm512_store_si512(to + 15 * 64, _mm512_permutexvar_epi16(index, levels));
+      }
+    }
+  }
+}
+#endif
+
+/// Words and levels of a tile; decoding leaves them here for the readers.
+struct alignas(64) TileScratch {
+  uint32_t words[2 * kMaxHeadDim * 8];
+  union {
+    float floats[64 * kMaxHeadDim];
+    int16_t shorts[64 * kMaxHeadDim];
+  };
+  float outliers[64 * kMaxHeadDim];  ///< values of the tile's records
+};
+
+template <int kBits>
+HWY_INLINE void decode_tile(const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
+                            TileScratch& scratch) {
+  sort_words<word_turn(kBits)>(tile, head_dim * kBits / 16, scratch.words);
+#if KVCC_CPU_I16
+  if constexpr (kBits <= 4) {
+    if (shorts != nullptr) {
+      decode_shorts<kBits>(scratch.words, head_dim, shorts, scratch.shorts);
+      return;
+    }
+  }
+#endif
+  (void)shorts;
+  decode_floats<kBits>(scratch.words, head_dim, levels, scratch.floats);
+}
+
+/// Levels of a tile into the scratch: i16 where `shorts` is given (bits at most 4), else f32.
+HWY_INLINE void decode(int bits, const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
+                       TileScratch& scratch) {
+  switch (bits) {
+    case 2:
+      return decode_tile<2>(tile, head_dim, levels, shorts, scratch);
+    case 3:
+      return decode_tile<3>(tile, head_dim, levels, shorts, scratch);
+    case 4:
+      return decode_tile<4>(tile, head_dim, levels, shorts, scratch);
+    default:
+      return decode_tile<8>(tile, head_dim, levels, shorts, scratch);
+  }
+}
+
+/// How an outlier's value becomes a level, and where it lies: by channel (scales of channels), or by token.
+struct OutlierScale {
+  float zero, inverse;  ///< of the scale times the level's unit
+  float unit;           ///< scale times unit
+};
+struct alignas(64) OutlierTables {
+  OutlierScale by_channel[kMaxHeadDim], by_token[kPage];
+  uint16_t channel_place[kMaxHeadDim], token_place[8];  ///< sum with 64 (D / 8) band: place in the levels
+};
+
+constexpr float kLeastReadScale = 0x1p-60f;
+/// A scale as the readers take it.
+HWY_INLINE float read_scale(float scale) { return scale < kLeastReadScale ? kLeastReadScale : scale; }
+
+/// Places of the elements of a tile of `tensor`, as i16 or as f32.
+HWY_INLINE void fill_places(mma::Tensor tensor, bool shorts, OutlierTables& to) {
+  for (int i = 0; i < kMaxHeadDim; ++i) {
+    const int row = i % 8, octet = i / 8 * 64;
+    const int by_column = shorts ? row / 2 * 8 + row % 2 : row % 2 * 16 + row / 2 * 4;
+    const int by_row = row / 4 * 32 + row % 4 * (shorts ? 2 : 1);
+    const bool key = tensor == mma::Tensor::key;
+    to.channel_place[i] = static_cast<uint16_t>(octet + (key ? by_column : by_row));
+    if (i < 8) to.token_place[i] = static_cast<uint16_t>(key ? by_row : by_column);
+  }
+}
+
+/// Values of the records [0, end) as floats; `end` is rounded up to a multiple of 4, as capacities are.
+HWY_INLINE void load_outliers(const mma::Record* records, int end, float* HWY_RESTRICT out) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < end; ++i) out[i] = half_to_float(records[i].value);
+#else
+  const hn::CappedTag<float, 4> df;
+  const hn::Rebind<int32_t, decltype(df)> di;
+  const hn::Rebind<uint16_t, decltype(df)> d16;
+  const hn::Rebind<hwy::float16_t, decltype(df)> dh;
+  for (int i = 0; i < end; i += 4) {
+    const auto all = hn::LoadU(hn::Rebind<uint32_t, decltype(df)>(), reinterpret_cast<const uint32_t*>(records + i));
+    const auto high = hn::DemoteTo(d16, hn::BitCast(di, hn::ShiftRight<16>(all)));
+    hn::StoreU(hn::PromoteTo(df, hn::BitCast(dh, high)), df, out + i);
+  }
+#endif
+}
+
+/// The tile's outliers over its levels. Where one does not fit i16, rest(token, channel, what is missing) is called.
+template <bool kShorts, class Rest>
+HWY_INLINE void write_outliers(const TileParts& tile, int capacity, int head_dim, bool by_token,
+                               const OutlierTables& tables, TileScratch& scratch, const Rest& rest) {
+  const int count = std::min<int>(tile.ends[mma::kClasses - 1], capacity);
+  load_outliers(tile.records, count, scratch.outliers);
+  int i = 0;
+  for (int band = 0; band < static_cast<int>(mma::kClasses); ++band) {
+    const int end = std::min<int>(std::min<int>(tile.ends[band], capacity), count);
+    const int base = band * head_dim * 8;
+    for (; i < end; ++i) {
+      const uint32_t place = tile.records[i].place, channel = place & 255u, row = place >> 8 & 7u;
+      const OutlierScale& scale =
+          by_token ? tables.by_token[band * 8 + static_cast<int>(row)] : tables.by_channel[channel];
+      const int at = base + tables.channel_place[channel] + tables.token_place[row];
+      const float level = (scratch.outliers[i] - scale.zero) * scale.inverse;
+      if constexpr (kShorts) {
+        const float held = level > 32767.0f ? 32767.0f : level < -32767.0f ? -32767.0f : level;
+        scratch.shorts[at] = static_cast<int16_t>(__builtin_lrintf(held));
+        if (held != level) [[unlikely]] {
+          rest(band * 8 + static_cast<int>(row), static_cast<int>(channel), (level - held) * scale.unit);
+        }
+      } else {
+        scratch.floats[at] = level;
+      }
+    }
+  }
+}
+
+}  // namespace kvcc::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
