@@ -21,7 +21,6 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/text.h"
-#include "formats/weights/safetensors_file.h"
 #include "kernels/cpu/units.h"
 
 namespace {
@@ -81,35 +80,6 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--load-cache", o.load, "Go on from such a file; a prompt comes after its text");
 }
 
-/// The model that an exported artifact was made for, as its metadata says.
-kvcc::ModelInfo exported_model(const std::string& path) {
-  const kvcc::SafetensorsFile file(path);
-  const auto text = [&](const std::string& name) {
-    const auto it = file.metadata().find("model." + name);
-    if (it == file.metadata().end()) {
-      throw kvcc::bad_input(path, "no model." + name, "an artifact that kvcc export --to safetensors wrote");
-    }
-    return it->second;
-  };
-  const auto integer = [&](const std::string& name) { return std::atoi(text(name).c_str()); };
-  kvcc::ModelInfo model;
-  model.name = text("name");
-  model.architecture = text("architecture");
-  model.weights_sha256 = text("weights_sha256");
-  model.shape = {integer("layers"), integer("query_heads"), integer("kv_heads"), integer("head_dim"),
-                 integer("value_head_dim")};
-  model.rope = {std::strtod(text("rope_theta").c_str(), nullptr), text("rope_kind"), text("rope_scaling"),
-                text("rope_scaling_json"), integer("rope_rotary_dim")};
-  model.qk_norm = integer("qk_norm") != 0;
-  return model;
-}
-
-bool is_hdf5(const std::string& path) {
-  const kvcc::MappedFile file(path, true);
-  const auto bytes = file.bytes();
-  return bytes.size() >= 4 && std::memcmp(bytes.data(), "\x89HDF", 4) == 0;
-}
-
 class Generation {
  public:
   Generation(const Options& options, const kvcc::cli::Common& common)
@@ -128,18 +98,7 @@ class Generation {
     check_memory();
     const kvcc::Decoder decoder(files_);
     hold_tail();
-    std::optional<kvcc::cli::Progress> progress;
-    const kvcc::Generated out = kvcc::generate(
-        decoder, pending_, prompt_, first_, *cache_, generate_options(),
-        [&](int32_t id) {
-          progress.reset();
-          show(id);
-        },
-        [&](uint64_t done, uint64_t total) {
-          if (!progress) progress.emplace("prefill", total, common_.quiet);
-          progress->set(done);
-        });
-    progress.reset();
+    const kvcc::Generated out = generate(decoder);
     finish_text();
     save(out);
     report(out);
@@ -204,10 +163,10 @@ class Generation {
           {n(c.layers), n(c.query_heads), n(c.kv_heads), n(c.head_dim), n(c.head_dim)}, rope_, common_.threads));
       return;
     }
-    const bool exported = !is_hdf5(o_.codebook);
+    const bool exported = !kvcc::cli::is_hdf5(o_.codebook);
     kvcc::Codebook codebook;
     if (exported) {
-      codebook.model = exported_model(o_.codebook);
+      codebook.model = kvcc::cli::exported_model(o_.codebook);
     } else {
       codebook = kvcc::read_codebook(o_.codebook);
     }
@@ -277,6 +236,25 @@ class Generation {
       options.end_tokens = {static_cast<int32_t>(eos)};
     }
     return options;
+  }
+
+  kvcc::Generated generate(const kvcc::Decoder& decoder) {
+    std::optional<kvcc::cli::Progress> progress;
+    try {
+      return kvcc::generate(
+          decoder, pending_, prompt_, first_, *cache_, generate_options(),
+          [&](int32_t id) {
+            progress.reset();
+            show(id);
+          },
+          [&](uint64_t done, uint64_t total) {
+            if (!progress) progress.emplace("prefill", total, common_.quiet);
+            progress->set(done);
+          });
+    } catch (const kvcc::Interrupted&) {
+      if (!o_.save.empty()) spdlog::warn("the prompt was not finished, so {} was not written", o_.save);
+      throw;
+    }
   }
 
   std::string bytes_of(int32_t id) const { return tokenizer_->is_special(id) ? "" : tokenizer_->decode({&id, 1}); }

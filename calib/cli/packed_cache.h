@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +17,7 @@
 #include "formats/core/file.h"
 #include "formats/export/export.h"
 #include "formats/store/tree.h"
+#include "formats/weights/safetensors_file.h"
 #include "kernels/host/kvcc_runtime.h"
 
 namespace kvcc::cli {
@@ -22,6 +25,36 @@ namespace kvcc::cli {
 /// The C API's errors as the project's; its codes are those of ErrorKind.
 inline void check_runtime(int code) {
   if (code != KVCC_OK) throw Error(static_cast<ErrorKind>(code), kvcc_error_message(), "");
+}
+
+/// The model that an exported artifact was made for, as its metadata says.
+inline ModelInfo exported_model(const std::string& path) {
+  const SafetensorsFile file(path);
+  const auto text = [&](const std::string& name) {
+    const auto it = file.metadata().find("model." + name);
+    if (it == file.metadata().end()) {
+      throw bad_input(path, "no model." + name, "an artifact that kvcc export --to safetensors wrote");
+    }
+    return it->second;
+  };
+  const auto integer = [&](const std::string& name) { return std::atoi(text(name).c_str()); };
+  ModelInfo model;
+  model.name = text("name");
+  model.architecture = text("architecture");
+  model.weights_sha256 = text("weights_sha256");
+  model.shape = {integer("layers"), integer("query_heads"), integer("kv_heads"), integer("head_dim"),
+                 integer("value_head_dim")};
+  model.rope = {std::strtod(text("rope_theta").c_str(), nullptr), text("rope_kind"), text("rope_scaling"),
+                text("rope_scaling_json"), integer("rope_rotary_dim")};
+  model.qk_norm = integer("qk_norm") != 0;
+  return model;
+}
+
+/// Whether a file is a .kvcb by its first bytes, and not an export.
+inline bool is_hdf5(const std::string& path) {
+  const MappedFile file(path, true);
+  const auto bytes = file.bytes();
+  return bytes.size() >= 4 && std::memcmp(bytes.data(), "\x89HDF", 4) == 0;
 }
 
 struct FreeArtifact {

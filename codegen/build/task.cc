@@ -85,7 +85,7 @@ Kept run_task(const Task& task, const std::string& cache_folder) {
     write_source(folder.path() + "/" + name, text);
   }
   // The compiler's own files go where there is room to compile; a TMPDIR that is unfit does not matter then.
-  std::vector<std::string> command = {"/usr/bin/env", "TMPDIR=" + folder.path()};
+  std::vector<std::string> command = {"/usr/bin/env", "LC_ALL=C", "TMPDIR=" + folder.path()};
   command.insert(command.end(), task.command.begin(), task.command.end());
   ProcessResult run = run_process(command, {.folder = folder.path()});
   const std::string place = task.compiler + ", " + task.what;

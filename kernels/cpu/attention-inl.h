@@ -18,6 +18,9 @@ namespace kvcc::cpu::HWY_NAMESPACE {
 
 /// Of a part without tokens, as the CUDA kernels write it.
 constexpr float kNoReference = -1e30f;
+/// Pages that are asked for before they are read.
+constexpr int kAhead = 2;
+constexpr float kHuge = __builtin_huge_valf();
 
 /// 2^x for x at most 0, within 2^-22; 0 below -126.
 template <class D, class V = hn::Vec<D>>
@@ -42,13 +45,15 @@ HWY_INLINE float exp2_negative_one(float x) {
 }
 
 /// Greatest score and sum of weights so far, by query.
-struct Softmax {
-  float reference[kMaxQueries], total[kMaxQueries];
+class Softmax {
+ public:
+  float reference[kMaxQueries];
+  alignas(64) float total[kMaxQueries * 16];  ///< [query, lane of a vector]
 
   explicit Softmax(int queries) {
     for (int g = 0; g < queries; ++g) {
       reference[g] = kNoReference;
-      total[g] = 0;
+      std::fill(total + 16 * g, total + 16 * g + 16, 0.0f);
     }
   }
   /// Scores [queries, 64] of slots [begin, end) to weights, 0 for others; what `values` holds is brought to the new
@@ -61,27 +66,39 @@ struct Softmax {
       if (begin > 0) std::fill(s, s + std::min<int>(begin, kPage), -kHuge);
       if (end < kPage) std::fill(s + std::max(end, 0), s + kPage, -kHuge);
       VF most = hn::Load(d, s);
+      KVCC_CPU_UNROLL
       for (int i = kLanes; i < kPage; i += kLanes) most = hn::Max(most, hn::Load(d, s + i));
-      const float greatest = hn::GetLane(hn::MaxOfLanes(d, most));
-      if (greatest > reference[g]) {
-        const float factor = exp2_negative_one(reference[g] - greatest);
-        reference[g] = greatest;
-        if (total[g] != 0) {
-          total[g] *= factor;
-          values.scale(g, factor);
-        }
-      }
+      if (!hn::AllTrue(d, hn::Le(most, hn::Set(d, reference[g]))))
+        raise(g, hn::GetLane(hn::MaxOfLanes(d, most)), values);
       const VF shift = hn::Set(d, reference[g]);
       VF sum = hn::Zero(d);
+      KVCC_CPU_UNROLL
       for (int i = 0; i < kPage; i += kLanes) {
         const VF weight = exp2_negative(d, hn::Sub(hn::Load(d, s + i), shift));
         hn::Store(weight, d, s + i);
         sum = hn::Add(sum, weight);
       }
-      total[g] += hn::GetLane(hn::SumOfLanes(d, sum));
+      hn::Store(hn::Add(sum, hn::Load(d, total + 16 * g)), d, total + 16 * g);
     }
   }
-  static constexpr float kHuge = __builtin_huge_valf();
+  /// A query's sum of weights.
+  float sum(int g) const {
+    const DF d;
+    return hn::GetLane(hn::SumOfLanes(d, hn::Load(d, total + 16 * g)));
+  }
+
+ private:
+  template <class Values>
+  HWY_NOINLINE void raise(int g, float greatest, Values& values) {
+    if (!(greatest > reference[g])) return;  // NaN: leaves the sums NaN
+    const bool empty = reference[g] == kNoReference;
+    const float factor = exp2_negative_one(reference[g] - greatest);
+    reference[g] = greatest;
+    if (empty) return;
+    const DF d;
+    hn::Store(hn::Mul(hn::Load(d, total + 16 * g), hn::Set(d, factor)), d, total + 16 * g);
+    values.scale(g, factor);
+  }
 };
 
 struct AttentionScratch {
@@ -109,13 +126,15 @@ void Attention(const Config& config, const KvccAttentionParams& p, const KvccCpu
     Softmax softmax(work.queries);
     for (int32_t i = work.page; i < work.page_end; ++i) {
       const Slots slots = work.context.slots(i);
+      keys.prefetch_page(i + kAhead);
       keys.score_page(i, scratch.tile, scores);
       softmax.soften(scores, work.queries, slots.begin, slots.end, values);
+      values.prefetch_page(i + kAhead);
       values.add_page(i, scratch.tile, scores);
     }
     for (int32_t i = work.tile; i < work.tile_end; ++i) {
       const int32_t from = work.context.exact_block(i) * kPage;
-      std::fill(scores, scores + work.queries * kPage, -Softmax::kHuge);
+      std::fill(scores, scores + work.queries * kPage, -kHuge);
       for (int32_t slot = 0; slot < kPage; ++slot) {
         if (work.context.exact(p.key, from + slot)) keys.score_exact(from + slot, scores + slot, kPage);
       }
@@ -129,8 +148,8 @@ void Attention(const Config& config, const KvccAttentionParams& p, const KvccCpu
       if (p.splits == 1) {
         float* const out = p.out + (row + g) * value_dim;
         values.finish(g, out);
-        const float total = softmax.total[g];
-        for (int c = 0; c < value_dim; ++c) out[c] = total > 0 ? out[c] / total : 0.0f;
+        const float total = softmax.sum(g), inverse = total > 0 ? 1.0f / total : 0.0f;
+        for (int c = 0; c < value_dim; ++c) out[c] *= inverse;
         continue;
       }
       const int64_t at =
@@ -138,7 +157,7 @@ void Attention(const Config& config, const KvccAttentionParams& p, const KvccCpu
       float* const partial = p.partial + at * (value_dim + 2);
       values.finish(g, partial);
       partial[value_dim] = softmax.reference[g];
-      partial[value_dim + 1] = softmax.total[g];
+      partial[value_dim + 1] = softmax.sum(g);
     }
   }
 }

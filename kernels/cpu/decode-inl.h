@@ -15,6 +15,7 @@
 #define KVCC_KERNELS_CPU_DECODE_INL_H_
 #endif
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/cpu/simd.h"
@@ -249,6 +250,19 @@ HWY_INLINE void decode_tile(const uint32_t* tile, int head_dim, const float* lev
   decode_floats<kBits>(scratch.words, head_dim, levels, scratch.floats);
 }
 
+/// Asks for what a tile consists of, about as many records as the last one had.
+HWY_INLINE void prefetch(const TileParts& tile, int words, int records, bool by_token) {
+  const auto* from = reinterpret_cast<const uint8_t*>(tile.codes);
+  for (int i = 0; i < words * 4; i += 64) __builtin_prefetch(from + i);
+  if (by_token) {
+    for (int i = 0; i < 4; ++i) __builtin_prefetch(tile.ranges + 16 * i);
+  }
+  if (records > 0) {
+    __builtin_prefetch(tile.ends);
+    for (int i = 0; i < records + 16; i += 16) __builtin_prefetch(tile.records + i);
+  }
+}
+
 /// Levels of a tile into the scratch: i16 where `shorts` is given (bits at most 4), else f32.
 HWY_INLINE void decode(int bits, const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
                        TileScratch& scratch) {
@@ -264,76 +278,173 @@ HWY_INLINE void decode(int bits, const uint32_t* tile, int head_dim, const float
   }
 }
 
-/// How an outlier's value becomes a level, and where it lies: by channel (scales of channels), or by token.
-struct OutlierScale {
-  float zero, inverse;  ///< of the scale times the level's unit
-  float unit;           ///< scale times unit
-};
-struct alignas(64) OutlierTables {
-  OutlierScale by_channel[kMaxHeadDim], by_token[kPage];
-  uint16_t channel_place[kMaxHeadDim], token_place[8];  ///< sum with 64 (D / 8) band: place in the levels
+/// Low or high halves of 32-bit words, fp16, as floats. D: at most as many lanes as DF has.
+template <class D, class V>
+HWY_INLINE hn::Vec<D> low_halves(D d, V words) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(d, half_to_float(static_cast<uint16_t>(hn::GetLane(words))));
+#else
+  const hn::Rebind<int32_t, D> di;
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<hwy::float16_t, D> dh;
+  const auto low = hn::And(words, hn::Set(hn::Rebind<uint32_t, D>(), 0xffffu));
+  return hn::PromoteTo(d, hn::BitCast(dh, hn::DemoteTo(d16, hn::BitCast(di, low))));
+#endif
+}
+template <class D, class V>
+HWY_INLINE hn::Vec<D> high_halves(D d, V words) {
+  return low_halves(d, hn::ShiftRight<16>(words));
+}
+
+/// The ranges of a page's tokens, 0 of slots that are not visible: their bytes may be any.
+HWY_INLINE void load_ranges(const linear::RangeRecord* ranges, const Slots& slots, float* HWY_RESTRICT scale,
+                            float* HWY_RESTRICT zero) {
+  const DF d;
+  for (int i = 0; i < kPage; i += kLanes) {
+    const VU words = hn::LoadU(DU(), reinterpret_cast<const uint32_t*>(ranges + i));
+    hn::Store(low_halves(d, words), d, scale + i);
+    hn::Store(high_halves(d, words), d, zero + i);
+  }
+  if (slots.all()) return;
+  for (int i = 0; i < kPage; ++i) {
+    if (!slots.has(i)) scale[i] = zero[i] = 0;
+  }
+}
+
+/// How an outlier's value becomes a level, by channel or by token as scales go.
+struct OutlierTables {
+  alignas(64) float zero[kMaxHeadDim], inverse[kMaxHeadDim];  ///< inverse of the scale times the level's unit
+  alignas(64) float unit[kMaxHeadDim];                        ///< scale times unit
+
+  /// From scales and zero-points of tokens, 0 of those that are not visible, or of channels.
+  void set(const float* HWY_RESTRICT scales, const float* HWY_RESTRICT zeros, int count, float level_unit) {
+    const DF d;
+    for (int i = 0; i < count; i += kLanes) {
+      const VF u = hn::Mul(hn::Load(d, scales + i), hn::Set(d, level_unit));
+      hn::Store(u, d, unit + i);
+      hn::Store(hn::Load(d, zeros + i), d, zero + i);
+      hn::Store(hn::IfThenElseZero(hn::Gt(u, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), u)), d, inverse + i);
+    }
+  }
 };
 
 constexpr float kLeastReadScale = 0x1p-60f;
 /// A scale as the readers take it.
 HWY_INLINE float read_scale(float scale) { return scale < kLeastReadScale ? kLeastReadScale : scale; }
 
-/// Places of the elements of a tile of `tensor`, as i16 or as f32.
-HWY_INLINE void fill_places(mma::Tensor tensor, bool shorts, OutlierTables& to) {
-  for (int i = 0; i < kMaxHeadDim; ++i) {
-    const int row = i % 8, octet = i / 8 * 64;
-    const int by_column = shorts ? row / 2 * 8 + row % 2 : row % 2 * 16 + row / 2 * 4;
-    const int by_row = row / 4 * 32 + row % 4 * (shorts ? 2 : 1);
-    const bool key = tensor == mma::Tensor::key;
-    to.channel_place[i] = static_cast<uint16_t>(octet + (key ? by_column : by_row));
-    if (i < 8) to.token_place[i] = static_cast<uint16_t>(key ? by_row : by_column);
+/// Values of the records [0, end) as floats. The list is as long as a multiple of 4.
+HWY_INLINE void load_outliers(const mma::Record* records, int end, float* HWY_RESTRICT out) {
+  const auto* words = reinterpret_cast<const uint32_t*>(records);
+  const DF d;
+  int i = 0;
+  for (; i + kLanes <= end; i += kLanes) hn::StoreU(high_halves(d, hn::LoadU(DU(), words + i)), d, out + i);
+  const hn::CappedTag<float, 4> d4;
+  for (; i < end; i += static_cast<int>(hn::MaxLanes(d4))) {
+    hn::StoreU(high_halves(d4, hn::LoadU(hn::Rebind<uint32_t, decltype(d4)>(), words + i)), d4, out + i);
   }
 }
 
-/// Values of the records [0, end) as floats; `end` is rounded up to a multiple of 4, as capacities are.
-HWY_INLINE void load_outliers(const mma::Record* records, int end, float* HWY_RESTRICT out) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < end; ++i) out[i] = half_to_float(records[i].value);
-#else
-  const hn::CappedTag<float, 4> df;
-  const hn::Rebind<int32_t, decltype(df)> di;
-  const hn::Rebind<uint16_t, decltype(df)> d16;
-  const hn::Rebind<hwy::float16_t, decltype(df)> dh;
-  for (int i = 0; i < end; i += 4) {
-    const auto all = hn::LoadU(hn::Rebind<uint32_t, decltype(df)>(), reinterpret_cast<const uint32_t*>(records + i));
-    const auto high = hn::DemoteTo(d16, hn::BitCast(di, hn::ShiftRight<16>(all)));
-    hn::StoreU(hn::PromoteTo(df, hn::BitCast(dh, high)), df, out + i);
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+/// table[index] of a table of `size` floats.
+HWY_INLINE __m512 look_up(const float* HWY_RESTRICT table, int size, __m512i index) {
+  const __m512i block = _mm512_srli_epi32(index, 5);
+  __m512 x = _mm512_permutex2var_ps(_mm512_load_ps(table), index, _mm512_load_ps(table + 16));
+  for (int i = 1; i * 32 < size; ++i) {
+    const __mmask16 here = _mm512_cmpeq_epi32_mask(block, _mm512_set1_epi32(i));
+    x = _mm512_mask_blend_ps(
+        here, x, _mm512_permutex2var_ps(_mm512_load_ps(table + 32 * i), index, _mm512_load_ps(table + 32 * i + 16)));
   }
-#endif
+  return x;
 }
+
+/// As write_outliers() below, 16 at a time.
+template <mma::Tensor kTensor, bool kShorts, bool kByToken, class Rest>
+HWY_INLINE void write_outlier_vectors(const TileParts& tile, int capacity, int head_dim, const OutlierTables& tables,
+                                      TileScratch& scratch, const Rest& rest) {
+  const int count = std::min<int>(tile.ends[mma::kClasses - 1], capacity);
+  const __m512i low3 = _mm512_set1_epi32(7), band_size = _mm512_set1_epi32(head_dim * 8);
+  const __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  alignas(64) int32_t places[16], whole[16];
+  alignas(64) float levels[16];
+  for (int first = 0; first < count; first += 16) {
+    const int here = std::min(16, count - first);
+    const auto valid = static_cast<__mmask16>((1u << here) - 1u);
+    const __m512i record = _mm512_maskz_loadu_epi32(valid, tile.records + first);
+    const __m512i number = _mm512_add_epi32(numbers, _mm512_set1_epi32(first));
+    __m512i band = _mm512_setzero_si512();
+    for (int i = 0; i < static_cast<int>(mma::kClasses) - 1; ++i) {
+      const __m512i end = _mm512_set1_epi32(tile.ends[i]);
+      band = _mm512_mask_add_epi32(band, _mm512_cmpge_epi32_mask(number, end), band, _mm512_set1_epi32(1));
+    }
+    const __m512i channel = _mm512_and_si512(record, _mm512_set1_epi32(255));
+    const __m512i row = _mm512_and_si512(_mm512_srli_epi32(record, 8), low3);
+    const __m512i token = _mm512_or_si512(_mm512_slli_epi32(band, 3), row), column = _mm512_and_si512(channel, low3);
+    const __m512i along = kTensor == mma::Tensor::key ? column : row,
+                  across = kTensor == mma::Tensor::key ? row : column;
+    const __m512i half = _mm512_slli_epi32(_mm512_and_si512(across, _mm512_set1_epi32(4)), 3);
+    const __m512i g = _mm512_and_si512(across, _mm512_set1_epi32(3));
+    const __m512i t = _mm512_slli_epi32(_mm512_srli_epi32(along, 1), kShorts ? 3 : 2);
+    const __m512i second = _mm512_and_si512(along, _mm512_set1_epi32(1));
+    const __m512i element = kShorts ? _mm512_add_epi32(_mm512_add_epi32(g, g), _mm512_or_si512(t, second))
+                                    : _mm512_or_si512(_mm512_or_si512(g, t), _mm512_slli_epi32(second, 4));
+    const __m512i octet = _mm512_slli_epi32(_mm512_srli_epi32(channel, 3), 6);
+    const __m512i place =
+        _mm512_add_epi32(_mm512_mullo_epi32(band, band_size), _mm512_add_epi32(octet, _mm512_or_si512(half, element)));
+    const __m512i index = kByToken ? token : channel;
+    const int size = kByToken ? kPage : head_dim;
+    const __m512 value = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(record, 16)));
+    const __m512 level =
+        _mm512_mul_ps(_mm512_sub_ps(value, look_up(tables.zero, size, index)), look_up(tables.inverse, size, index));
+    _mm512_store_si512(places, place);
+    if constexpr (kShorts) {
+      const __m512 most = _mm512_set1_ps(32767.0f);
+      _mm512_store_si512(whole, _mm512_cvtps_epi32(_mm512_max_ps(_mm512_min_ps(level, most),
+                                                                 _mm512_sub_ps(_mm512_setzero_ps(), most))));
+      for (int i = 0; i < here; ++i) scratch.shorts[places[i]] = static_cast<int16_t>(whole[i]);
+      __mmask16 over = _mm512_mask_cmp_ps_mask(valid, _mm512_abs_ps(level), most, _CMP_GT_OQ);
+      if (over != 0) [[unlikely]] {
+        alignas(64) int32_t tokens[16], channels[16];
+        _mm512_store_ps(levels, _mm512_mul_ps(_mm512_sub_ps(level, _mm512_cvtepi32_ps(_mm512_load_si512(whole))),
+                                              look_up(tables.unit, size, index)));
+        _mm512_store_si512(tokens, token);
+        _mm512_store_si512(channels, channel);
+        for (int i = 0; i < here; ++i) {
+          if (over >> i & 1) rest(tokens[i], channels[i], levels[i]);
+        }
+      }
+    } else {
+      _mm512_store_ps(levels, level);
+      for (int i = 0; i < here; ++i) scratch.floats[places[i]] = levels[i];
+    }
+  }
+}
+#endif
 
 /// The tile's outliers over its levels. Where one does not fit i16, rest(token, channel, what is missing) is called.
-template <bool kShorts, class Rest>
-HWY_INLINE void write_outliers(const TileParts& tile, int capacity, int head_dim, bool by_token,
-                               const OutlierTables& tables, TileScratch& scratch, const Rest& rest) {
+template <mma::Tensor kTensor, bool kShorts, bool kByToken, class Rest>
+HWY_INLINE void write_outliers(const TileParts& tile, int capacity, int head_dim, const OutlierTables& tables,
+                               TileScratch& scratch, const Rest& rest) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  write_outlier_vectors<kTensor, kShorts, kByToken>(tile, capacity, head_dim, tables, scratch, rest);
+#else
+  static_assert(!kShorts);
+  (void)rest;
   const int count = std::min<int>(tile.ends[mma::kClasses - 1], capacity);
   load_outliers(tile.records, count, scratch.outliers);
   int i = 0;
-  for (int band = 0; band < static_cast<int>(mma::kClasses); ++band) {
-    const int end = std::min<int>(std::min<int>(tile.ends[band], capacity), count);
-    const int base = band * head_dim * 8;
+  for (uint32_t band = 0; band < mma::kClasses; ++band) {
+    const int end = std::min<int>(tile.ends[band], count);
     for (; i < end; ++i) {
-      const uint32_t place = tile.records[i].place, channel = place & 255u, row = place >> 8 & 7u;
-      const OutlierScale& scale =
-          by_token ? tables.by_token[band * 8 + static_cast<int>(row)] : tables.by_channel[channel];
-      const int at = base + tables.channel_place[channel] + tables.token_place[row];
-      const float level = (scratch.outliers[i] - scale.zero) * scale.inverse;
-      if constexpr (kShorts) {
-        const float held = level > 32767.0f ? 32767.0f : level < -32767.0f ? -32767.0f : level;
-        scratch.shorts[at] = static_cast<int16_t>(__builtin_lrintf(held));
-        if (held != level) [[unlikely]] {
-          rest(band * 8 + static_cast<int>(row), static_cast<int>(channel), (level - held) * scale.unit);
-        }
-      } else {
-        scratch.floats[at] = level;
-      }
+      const mma::Element at = mma::record_element(tile.records[i].place, band);
+      const uint32_t along = (kTensor == mma::Tensor::key ? at.channel : at.token) % 8u;
+      const uint32_t across = (kTensor == mma::Tensor::key ? at.token : at.channel) % 8u;
+      const uint32_t place = (band * static_cast<uint32_t>(head_dim) / 8u + at.channel / 8u) * 64u + across / 4u * 32u +
+                             along % 2u * 16u + along / 2u * 4u + across % 4u;
+      const uint32_t index = kByToken ? at.token : at.channel;
+      scratch.floats[place] = (scratch.outliers[i] - tables.zero[index]) * tables.inverse[index];
     }
   }
+#endif
 }
 
 }  // namespace kvcc::cpu::HWY_NAMESPACE

@@ -44,7 +44,8 @@ struct alignas(64) KeyScratch {
   int16_t shorts[256];                                        ///< levels
   int16_t scale16[4 * kMaxHeadDim], zero16[4 * kMaxHeadDim];  ///< [octet, e, second]
   int16_t cosine16[32 * kMaxHeadDim], sine16[32 * kMaxHeadDim];
-  float back[kMaxHeadDim];  ///< what a unit of the key is worth, by channel
+  float scaled[kMaxQueries * kMaxHeadDim];  ///< queries in units of the keys' channels and the scores'
+  float back[kMaxHeadDim];                  ///< what a unit of the key is worth, by channel
 #endif
 };
 
@@ -181,18 +182,31 @@ class Keys {
         fill_turns();
         if (!shape_.by_token) fill_scales();
       }
-      if (sparse_) {
-        fill_places(mma::Tensor::key, shorts_, s_.outliers);
-        if (!shape_.by_token) fill_outlier_scales();
+      if (sparse_ && !shape_.by_token) {
+        HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
+        for (int c = 0; c < d; ++c) {
+          scale[c] = scale_of(c);
+          zero[c] = zero_of(c);
+        }
+        s_.outliers.set(scale, zero, d, level_unit_);
       }
     }
-    if (shape_.rotary == 0) turn(0);
   }
 
   /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
   void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores) {
     const TileParts parts = pages_.at(i);
-    if (shape_.rotary > 0) turn(i + cache_.sink / KVCC_ROPE_BLOCK);
+    const int32_t block = i + cache_.sink / KVCC_ROPE_BLOCK;
+    block_ = block;
+#if KVCC_CPU_I16
+    if (shorts_) {
+      if (shape_.rotary > 0) turn_short_queries(block);
+    } else {
+      turn_and_spread(block);
+    }
+#else
+    turn_and_spread(block);
+#endif
     if (shape_.by_token) fill_token_scales(parts, work_.context.slots(i));
 #if KVCC_CPU_I16
     decode(bits_, parts.codes, shape_.head_dim, levels_, shorts_ ? s_.shorts : nullptr, tile);
@@ -200,7 +214,10 @@ class Keys {
     decode(bits_, parts.codes, shape_.head_dim, levels_, nullptr, tile);
 #endif
     bool extra = false;
-    if (sparse_) extra = add_outliers(parts, tile);
+    if (sparse_) {
+      records_ = parts.ends[mma::kClasses - 1];
+      extra = add_outliers(parts, tile);
+    }
 #if KVCC_CPU_I16
     if (shorts_) {
       score_shorts(tile.shorts, scores);
@@ -229,10 +246,15 @@ class Keys {
     }
   }
 
+  /// Asks for page i, where the block has it. Inlined, as GCC takes a call of what only prefetches for one of nothing.
+  HWY_INLINE void prefetch_page(int32_t i) const {
+    if (i < work_.page_end) prefetch(pages_.at(i), 2 * shape_.head_dim * bits_, records_, shape_.by_token);
+  }
+
   /// Scores of exact position p, [queries] at the given stride.
   void score_exact(int32_t p, float* scores, int stride) {
     const int d = shape_.head_dim, half = shape_.rotary / 2;
-    if (half > 0) turn(p / KVCC_ROPE_BLOCK);
+    turn(p / KVCC_ROPE_BLOCK);
     const uint16_t* row = exact_row(cache_, work_, d, p);
     HWY_ALIGN float key[kMaxHeadDim];
     for (int c = 0; c < d; ++c) key[c] = half_to_float(row[c]);
@@ -287,51 +309,52 @@ class Keys {
       s_.zero[i] = zero_of(channel);
     }
   }
-  void fill_outlier_scales() {
-    for (int c = 0; c < shape_.head_dim; ++c) {
-      const float unit = scale_of(c) * level_unit_;
-      s_.outliers.by_channel[c] = {zero_of(c), 1.0f / unit, unit};
-    }
-  }
   void fill_token_scales(const TileParts& parts, const Slots& slots) {
+    HWY_ALIGN float scale[kPage], zero[kPage];
+    load_ranges(parts.ranges, slots, scale, zero);
     for (int token = 0; token < kPage; ++token) {
-      const bool visible = slots.has(token);
-      const float scale = visible ? half_to_float(parts.ranges[token].scale) : 0.0f;
-      const float zero = visible ? half_to_float(parts.ranges[token].zero) : 0.0f;
       for (int t = 0; t < 4; ++t) {
-        s_.scale[token / 4 * 16 + 4 * t + token % 4] = scale;
-        s_.zero[token / 4 * 16 + 4 * t + token % 4] = zero;
+        s_.scale[token / 4 * 16 + 4 * t + token % 4] = scale[token];
+        s_.zero[token / 4 * 16 + 4 * t + token % 4] = zero[token];
       }
-      s_.outliers.by_token[token] = {zero, visible ? 1.0f / scale : 0.0f, scale};
     }
+    if (sparse_) s_.outliers.set(scale, zero, kPage, level_unit_);
   }
 
-  /// Queries turned back by the base of a block of 64 positions, and spread in the order of the levels.
+  /// Queries turned back by the base of a block of 64 positions.
   void turn(int32_t block) {
+    if (shape_.rotary == 0) block = 0;
     if (block == base_) return;
     base_ = block;
     const int d = shape_.head_dim, half = shape_.rotary / 2;
     const float* cosine = rope_.base_cosine + int64_t{block} * half;
     const float* sine = rope_.base_sine + int64_t{block} * half;
+    const hn::CappedTag<float, 8> d8;
     for (int g = 0; g < work_.queries; ++g) {
       const float* HWY_RESTRICT q = s_.query + g * d;
       float* HWY_RESTRICT to = s_.turned + g * d;
-      if (shape_.rope == KVCC_ROPE_HALF) {
-        for (int i = 0; i < half; ++i) {
-          to[i] = q[i] * cosine[i] + q[i + half] * sine[i];
-          to[i + half] = q[i + half] * cosine[i] - q[i] * sine[i];
-        }
-      } else if (shape_.rope == KVCC_ROPE_INTERLEAVED) {
-        for (int i = 0; i < half; ++i) {
-          to[2 * i] = q[2 * i] * cosine[i] + q[2 * i + 1] * sine[i];
-          to[2 * i + 1] = q[2 * i + 1] * cosine[i] - q[2 * i] * sine[i];
+      for (int i = 0; i < half; i += static_cast<int>(hn::MaxLanes(d8))) {
+        const auto c = hn::LoadU(d8, cosine + i), s = hn::LoadU(d8, sine + i);
+        if (shape_.rope == KVCC_ROPE_HALF) {
+          const auto x = hn::LoadU(d8, q + i), y = hn::LoadU(d8, q + half + i);
+          hn::StoreU(hn::MulAdd(y, s, hn::Mul(x, c)), d8, to + i);
+          hn::StoreU(hn::NegMulAdd(x, s, hn::Mul(y, c)), d8, to + half + i);
+        } else {
+          auto x = hn::Undefined(d8), y = hn::Undefined(d8);
+          hn::LoadInterleaved2(d8, q + 2 * i, x, y);
+          hn::StoreInterleaved2(hn::MulAdd(y, s, hn::Mul(x, c)), hn::NegMulAdd(x, s, hn::Mul(y, c)), d8, to + 2 * i);
         }
       }
-      for (int c = 2 * half; c < d; ++c) to[c] = q[c];
+      std::copy(q + 2 * half, q + d, to + 2 * half);
     }
-#if KVCC_CPU_I16
-    if (shorts_) return spread_shorts();
-#endif
+  }
+  /// The same, in the order of the levels.
+  void turn_and_spread(int32_t block) {
+    if (shape_.rotary == 0) block = 0;
+    if (block == spread_base_) return;
+    spread_base_ = block;
+    turn(block);
+    const int d = shape_.head_dim;
     float* to = s_.spread;
     for (int octet = 0; octet < shape_.octets; ++octet) {
       for (int second = 0; second < 2; ++second) {
@@ -346,24 +369,32 @@ class Keys {
 
   /// Outliers over the levels; whether any went to `extra`.
   bool add_outliers(const TileParts& parts, TileScratch& tile) {
+    const int capacity = cache_.sparse_capacity, d = shape_.head_dim;
     if (!shorts_) {
-      write_outliers<false>(parts, cache_.sparse_capacity, shape_.head_dim, shape_.by_token, s_.outliers, tile,
-                            [](int, int, float) {});
+      const auto none = [](int, int, float) {};
+      if (shape_.by_token) {
+        write_outliers<mma::Tensor::key, false, true>(parts, capacity, d, s_.outliers, tile, none);
+      } else {
+        write_outliers<mma::Tensor::key, false, false>(parts, capacity, d, s_.outliers, tile, none);
+      }
       return false;
     }
     bool any = false;
-    write_outliers<true>(parts, cache_.sparse_capacity, shape_.head_dim, shape_.by_token, s_.outliers, tile,
-                         [&](int token, int channel, float missing) {
-                           if (!any) std::memset(s_.extra, 0, sizeof(float) * work_.queries * kPage);
-                           any = true;
-                           add_missing(token, channel, missing);
-                         });
+#if KVCC_CPU_I16
+    const auto rest = [&](int token, int channel, float missing) {
+      if (!any) std::memset(s_.extra, 0, sizeof(float) * work_.queries * kPage);
+      any = true;
+      add_missing(token, channel, missing);
+    };
+    write_outliers<mma::Tensor::key, true, false>(parts, capacity, d, s_.outliers, tile, rest);
+#endif
     return any;
   }
   /// missing * <turned query, RoPE_slot(unit vector of the channel)>.
-  void add_missing(int token, int channel, float missing) {
+  HWY_NOINLINE void add_missing(int token, int channel, float missing) {
     const int d = shape_.head_dim, half = shape_.rotary / 2;
     if (channel >= d) return;
+    turn(block_);
     float own = missing, other = 0;
     int partner = channel;
     if (channel < 2 * half) {
@@ -396,28 +427,49 @@ class Keys {
       float &a = s_.back[pairs ? 2 * i : i], &b = s_.back[pairs ? 2 * i + 1 : i + half];
       a = b = std::max(a, b);
     }
+    HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
     for (int c = 0; c < d; ++c) {
       const float inverse = 0.69f * 32767.0f / std::max(s_.back[c], 1e-30f);
-      const float scale = scale_of(c) * level_unit_ * 32768.0f * inverse, zero = zero_of(c) * inverse;
-      for (int g = 0; g < 4; ++g) {
-        const int at = c / 8 * 32 + c % 8 / 2 * 8 + 2 * g + c % 2;
-        s_.scale16[at] = static_cast<int16_t>(std::lrintf(scale));
-        s_.zero16[at] = static_cast<int16_t>(std::lrintf(zero));
-      }
+      scale[c] = scale_of(c) * level_unit_ * 32768.0f * inverse;
+      zero[c] = zero_of(c) * inverse;
       s_.back[c] = (c < 2 * half ? 32768.0f / 32767.0f : 1.0f) / inverse;
     }
+    spread_shorts(scale, d, s_.scale16, 32);
+    spread_shorts(zero, d, s_.zero16, 32);
     if (half > 0) {
       const ptrdiff_t first = ptrdiff_t{cache_.sink % KVCC_ROPE_BLOCK} * half;
       fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.cosine16);
       fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.sine16);
     }
+    prepare_short_queries(work_.page + cache_.sink / KVCC_ROPE_BLOCK);
     return true;
   }
-  void spread_shorts() {
-    auto* to = reinterpret_cast<int16_t*>(s_.spread);
+  /// Queries in units of the keys' channels, and the part of them that is not turned.
+  void prepare_short_queries(int32_t block) {
+    const int d = shape_.head_dim, rotary = shape_.rotary;
+    const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+    float factor = 1;
+    for (int i = 0; i < rotary / 2; ++i) {
+      const int64_t at = int64_t{block} * (rotary / 2) + i;
+      factor = std::max(factor, 1.001f * std::hypot(rope_.base_cosine[at], rope_.base_sine[at]));
+    }
+    auto* const to = reinterpret_cast<int16_t*>(s_.spread);
     for (int g = 0; g < work_.queries; ++g) {
-      score_unit_[g] =
-          spread_query(s_.turned + g * shape_.head_dim, s_.back, shape_.head_dim, to + 32 * g, 32 * work_.queries);
+      float* q = s_.scaled + g * d;
+      for (int c = 0; c < d; ++c) q[c] = s_.query[g * d + c] * s_.back[c];
+      score_unit_[g] = short_query_unit(q, d, rotary, pairs, factor);
+      for (int c = 0; c < d; ++c) q[c] /= score_unit_[g];
+      HWY_NAMESPACE::spread_shorts(q + rotary, d - rotary, to + (rotary / 8 * work_.queries + g) * 32,
+                                   32 * work_.queries);
+    }
+  }
+  void turn_short_queries(int32_t block) {
+    const int rotary = shape_.rotary;
+    const int64_t base = int64_t{block} * (rotary / 2);
+    auto* const to = reinterpret_cast<int16_t*>(s_.spread);
+    for (int g = 0; g < work_.queries; ++g) {
+      turn_shorts(s_.scaled + g * shape_.head_dim, rope_.base_cosine + base, rope_.base_sine + base, rotary,
+                  shape_.rope == KVCC_ROPE_INTERLEAVED, to + 32 * g, 32 * work_.queries);
     }
   }
   void score_shorts(const int16_t* levels, float* scores) const {
@@ -455,7 +507,9 @@ class Keys {
   const float* levels_;
   bool sparse_, shorts_ = false;
   Pages<Tensor> pages_;
-  int32_t base_ = -1;
+  int32_t base_ = -1, spread_base_ = -1;  ///< what the queries are turned back by
+  int records_ = 0;                       ///< of the last tile
+  int32_t block_ = 0;                     ///< of the page under way
   float level_unit_ = 1;
   float score_unit_[kMaxQueries] = {};
 };

@@ -5,7 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/readers.cc"
-#include "hwy/foreach_target.h"
+#include <hwy/foreach_target.h>
 #include "kernels/cpu/attention-inl.h"
 #include "kernels/cpu/key_scores-inl.h"
 #include "kernels/cpu/value_mix-inl.h"

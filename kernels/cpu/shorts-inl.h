@@ -40,12 +40,6 @@ HWY_INLINE bool make_shorts(const float* levels, int bits, bool outliers, int16_
   return true;
 }
 
-/// Four lanes of 32 bits, each to four neighbours.
-HWY_INLINE __m512i spread_lanes(__m128i x) {
-  const __m512i order = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
-  return _mm512_permutexvar_epi32(order, _mm512_castsi128_si512(x));
-}
-
 /// Sums over t of four vectors of 16 lanes: 16 tokens.
 HWY_INLINE __m512 sum_lanes(__m512i a, __m512i b, __m512i c, __m512i d) {
   const __m512 fa = _mm512_cvtepi32_ps(a), fb = _mm512_cvtepi32_ps(b);
@@ -185,63 +179,109 @@ HWY_INLINE void fill_short_turns(const float* rows, int half, bool pairs, float 
   }
 }
 
-/// One query, times `back` by channel, to 16 bits and spread, an octet every `stride` numbers. Returns what its unit is
-/// worth.
-HWY_INLINE float spread_query(const float* HWY_RESTRICT query, const float* HWY_RESTRICT back, int head_dim,
-                              int16_t* HWY_RESTRICT to, int stride) {
-  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
-  __m512 sum = _mm512_setzero_ps(), most = sum;
-  for (int c = 0; c < head_dim; c += 16) {
-    const __m512 q = _mm512_and_ps(_mm512_mul_ps(_mm512_load_ps(query + c), _mm512_load_ps(back + c)), magnitude);
-    sum = _mm512_add_ps(sum, q);
-    most = _mm512_max_ps(most, q);
-  }
-  const __m256 octet = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
-  const float lane = _mm512_reduce_max_ps(_mm512_zextps256_ps512(_mm256_hadd_ps(octet, octet)));
-  const float unit = std::max(std::max(lane / kMostFactors, _mm512_reduce_max_ps(most) / 32767.0f), 1e-30f);
-  const __m512 inverse = _mm512_set1_ps(1.0f / unit);
-  for (int c = 0; c < head_dim; c += 16, to += 2 * stride) {
-    const __m512 q = _mm512_mul_ps(_mm512_mul_ps(_mm512_load_ps(query + c), _mm512_load_ps(back + c)), inverse);
-    const __m256i x = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(q));
-    _mm512_store_si512(to, spread_lanes(_mm256_castsi256_si128(x)));
-    _mm512_store_si512(to + stride, spread_lanes(_mm256_extracti128_si256(x, 1)));
-  }
-  return unit;
+/// 16 numbers to 16 bits and spread, 8 each to `to` and, unless it is null, to `next`.
+HWY_INLINE void spread_octets(__m512 x, int16_t* to, int16_t* next) {
+  const __m512i second = _mm512_set_epi32(7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4);
+  const __m512i first = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  const __m512i all = _mm512_castsi256_si512(_mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+  _mm512_store_si512(to, _mm512_permutexvar_epi32(first, all));
+  if (next != nullptr) _mm512_store_si512(next, _mm512_permutexvar_epi32(second, all));
 }
 
-/// A tile's weights of one query to 16 bits and spread, a band every `stride` numbers. Returns what a unit is worth.
-HWY_INLINE float spread_weights(const float* HWY_RESTRICT weights, int16_t* HWY_RESTRICT to, int stride) {
-  const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
+/// Channels to 16 bits and spread, an octet every `stride` numbers.
+HWY_INLINE void spread_shorts(const float* HWY_RESTRICT from, int channels, int16_t* HWY_RESTRICT to,
+                              ptrdiff_t stride) {
+  int c = 0;
+  for (; c + 16 <= channels; c += 16, to += 2 * stride) spread_octets(_mm512_loadu_ps(from + c), to, to + stride);
+  if (c < channels) spread_octets(_mm512_maskz_loadu_ps(0xff, from + c), to, nullptr);
+}
+
+/// Unit of a query in 16 bits, wherever it is turned: what a lane adds up must not overflow. `query` in units of the
+/// keys' channels; factor: of the rotary tables.
+HWY_INLINE float short_query_unit(const float* query, int head_dim, int rotary, bool pairs, float factor) {
+  float lane[4] = {}, most = 0, all = 0;
+  const int half = rotary / 2;
+  for (int i = 0; i < half; ++i) {
+    const float x = query[pairs ? 2 * i : i], y = query[pairs ? 2 * i + 1 : i + half];
+    const float radius = factor * std::sqrt(x * x + y * y);
+    lane[pairs ? i % 4 : i % 8 / 2] += 1.4143f * radius;
+    most = std::max(most, radius);
+    all += radius;
+  }
+  for (int c = rotary; c < head_dim; ++c) {
+    lane[c % 8 / 2] += std::fabs(query[c]);
+    most = std::max(most, std::fabs(query[c]));
+    all += std::fabs(query[c]);
+  }
+  for (const float sum : lane) most = std::max(most, sum * (32767.0f / kMostFactors));
+  if (!(all < 1e30f)) return all - all;  // NaN: the scores are
+  return std::max(most / 32767.0f, 1e-30f);
+}
+
+/// Rotary channels of one query, turned back by a base, to 16 bits and spread; octets lie `stride` apart.
+HWY_INLINE void turn_shorts(const float* HWY_RESTRICT query, const float* HWY_RESTRICT cosine,
+                            const float* HWY_RESTRICT sine, int rotary, bool pairs, int16_t* HWY_RESTRICT to,
+                            ptrdiff_t stride) {
+  const int half = rotary / 2;
+  if (pairs) {
+    const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512 signs = _mm512_castsi512_ps(_mm512_set1_epi64(static_cast<long long>(0x8000000000000000u)));
+    for (int i = 0; i < half; i += 8, to += 2 * stride) {
+      const __m512 q = _mm512_loadu_ps(query + 2 * i), other = _mm512_permute_ps(q, 0xb1);
+      const __m512 c = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(cosine + i)));
+      const __m512 s = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(sine + i)));
+      spread_octets(_mm512_fmadd_ps(other, _mm512_xor_ps(s, signs), _mm512_mul_ps(q, c)), to, to + stride);
+    }
+    return;
+  }
+  int16_t* HWY_RESTRICT second = to + half / 8 * stride;
+  for (int i = 0; i < half; i += 16, to += 2 * stride, second += 2 * stride) {
+    const bool both = i + 8 < half;
+    const __mmask16 mask = both ? 0xffff : 0xff;
+    const __m512 c = _mm512_maskz_loadu_ps(mask, cosine + i), s = _mm512_maskz_loadu_ps(mask, sine + i);
+    const __m512 x = _mm512_maskz_loadu_ps(mask, query + i), y = _mm512_maskz_loadu_ps(mask, query + half + i);
+    spread_octets(_mm512_fmadd_ps(y, s, _mm512_mul_ps(x, c)), to, both ? to + stride : nullptr);
+    spread_octets(_mm512_fnmadd_ps(x, s, _mm512_mul_ps(y, c)), second, both ? second + stride : nullptr);
+  }
+}
+
+/// A tile's weights of one query, times the scales of tokens unless null, to 16 bits and spread, a band every `stride`
+/// numbers. Returns what a unit is worth, in all lanes.
+HWY_INLINE __m512 spread_weights(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT scale,
+                                 int16_t* HWY_RESTRICT to, ptrdiff_t stride) {
   __m512 w[4], sum = _mm512_setzero_ps(), most = sum;
   KVCC_CPU_UNROLL
   for (int i = 0; i < 4; ++i) {
     w[i] = _mm512_loadu_ps(weights + 16 * i);
-    const __m512 size = _mm512_and_ps(w[i], magnitude);
+    if (scale != nullptr) w[i] = _mm512_mul_ps(w[i], _mm512_load_ps(scale + 16 * i));
+    const __m512 size = _mm512_abs_ps(w[i]);
     sum = _mm512_add_ps(sum, size);
     most = _mm512_max_ps(most, size);
   }
-  // A lane adds up tokens t of eight bands, two each. Lanes of tokens lie in the vectors alike.
-  const __m256 octet = _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
-  const float lane = _mm512_reduce_max_ps(_mm512_zextps256_ps512(_mm256_hadd_ps(octet, octet)));
-  const float unit = std::max(std::max(lane / kMostFactors, _mm512_reduce_max_ps(most) / 32767.0f), 1e-30f);
-  const __m512 inverse = _mm512_set1_ps(1.0f / unit);
+  // A lane adds up tokens 2 t and 2 t + 1 of eight bands.
+  sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0x4e));
+  sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
+  most = _mm512_max_ps(_mm512_mul_ps(most, _mm512_set1_ps(1.0f / 32767.0f)),
+                       _mm512_mul_ps(sum, _mm512_set1_ps(1.0f / kMostFactors)));
+  most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0x4e));
+  most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0xb1));
+  most = _mm512_max_ps(most, _mm512_permute_ps(most, 0x4e));
+  most = _mm512_max_ps(most, _mm512_permute_ps(most, 0xb1));
+  const __m512 unit = _mm512_max_ps(most, _mm512_set1_ps(1e-30f));
+  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), unit);
   KVCC_CPU_UNROLL
-  for (int i = 0; i < 4; ++i, to += 2 * stride) {
-    const __m256i x = _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(w[i], inverse)));
-    _mm512_store_si512(to, spread_lanes(_mm256_castsi256_si128(x)));
-    _mm512_store_si512(to + stride, spread_lanes(_mm256_extracti128_si256(x, 1)));
-  }
+  for (int i = 0; i < 4; ++i, to += 2 * stride) spread_octets(_mm512_mul_ps(w[i], inverse), to, to + stride);
   return unit;
 }
 
-/// Adds a tile to the sums of kQueries queries, [octet, half, query, e]. weights [band, query, 32].
+/// Adds a tile to the sums of kQueries queries, [octet, half, query, e]. weights [band, query, 32], unit [query, 16].
 template <int kQueries>
 HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* HWY_RESTRICT weights, int octets,
-                             int queries, const float* unit, float* HWY_RESTRICT sums) {
+                             int queries, const float* HWY_RESTRICT unit, float* HWY_RESTRICT sums) {
   const ptrdiff_t band = octets * 64, by_half = queries * 16, by_band = queries * 32;
   __m512 units[kQueries];
   KVCC_CPU_UNROLL
-  for (int g = 0; g < kQueries; ++g) units[g] = _mm512_set1_ps(unit[g]);
+  for (int g = 0; g < kQueries; ++g) units[g] = _mm512_load_ps(unit + 16 * g);
   for (int octet = 0; octet < octets; octet += 2, levels += 128, sums += 4 * by_half) {
     ShortSums<kQueries> s;
     KVCC_CPU_UNROLL

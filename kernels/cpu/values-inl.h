@@ -20,12 +20,12 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcc::cpu::HWY_NAMESPACE {
 
 struct alignas(64) ValueScratch {
-  float sum[4 * kMaxHeadDim * kMaxQueries];  ///< [octet, half, query, e]: before scales of channels
-  float other[kMaxQueries * kMaxHeadDim];    ///< [query, channel]: exact rows, outliers that i16 does not hold
-  float weight[kMaxQueries * kPage];         ///< times the token's scale
-  float spread[kMaxQueries * 16 * 16];       ///< [band, second, query, e]; i16 [band, query, e, second]
-  float scale[kPage], zero[kPage];           ///< of tokens
-  float zeros[kMaxQueries];                  ///< sum of weights times what multiplies the zero-point
+  float sum[4 * kMaxHeadDim * kMaxQueries];     ///< [octet, half, query, e]: before scales of channels
+  float other[kMaxQueries * kMaxHeadDim];       ///< [query, channel]: exact rows, outliers that i16 does not hold
+  float weight[kMaxQueries * kPage];            ///< times the token's scale
+  float spread[kMaxQueries * 16 * 16];          ///< [band, second, query, e]; i16 [band, query, e, second]
+  alignas(64) float scale[kPage], zero[kPage];  ///< of tokens
+  alignas(64) float zeros[kMaxQueries * 16];    ///< sum of weights times what multiplies the zero-point
   OutlierTables outliers;
 #if KVCC_CPU_I16
   int16_t shorts[256];
@@ -91,14 +91,13 @@ class Values {
     shorts_ = tables.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && fill_shorts();
 #endif
     (void)tables;
-    if (sparse_) {
-      fill_places(mma::Tensor::value, shorts_, s_.outliers);
-      if (!by_token_) {
-        for (int c = 0; c < head_dim_; ++c) {
-          const float unit = scale_of(c) * level_unit_;
-          s_.outliers.by_channel[c] = {zero_of(c), 1.0f / unit, unit};
-        }
+    if (sparse_ && !by_token_) {
+      HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
+      for (int c = 0; c < head_dim_; ++c) {
+        scale[c] = scale_of(c);
+        zero[c] = zero_of(c);
       }
+      s_.outliers.set(scale, zero, head_dim_, level_unit_);
     }
   }
 
@@ -111,20 +110,12 @@ class Values {
 #else
     decode(bits_, parts.codes, head_dim_, levels_, nullptr, tile);
 #endif
-    if (sparse_ && shorts_) {
-      write_outliers<true>(parts, cache_.sparse_capacity, head_dim_, by_token_, s_.outliers, tile,
-                           [&](int token, int channel, float missing) {
-                             if (channel >= head_dim_) return;
-                             for (int g = 0; g < work_.queries; ++g) {
-                               s_.other[g * head_dim_ + channel] += weights[g * kPage + token] * missing;
-                             }
-                           });
-    } else if (sparse_) {
-      write_outliers<false>(parts, cache_.sparse_capacity, head_dim_, by_token_, s_.outliers, tile,
-                            [](int, int, float) {});
+    if (sparse_) {
+      records_ = parts.ends[mma::kClasses - 1];
+      add_outliers(parts, tile, weights);
     }
 #if KVCC_CPU_I16
-    if (shorts_) return mix_shorts(tile.shorts);
+    if (shorts_) return mix_shorts(tile.shorts, weights);
 #endif
     const int queries = work_.queries;
     for (int g = 0; g < queries; ++g) {
@@ -149,6 +140,11 @@ class Values {
           break;
       }
     }
+  }
+
+  /// Asks for page i, where the block has it. Inlined, as GCC takes a call of what only prefetches for one of nothing.
+  HWY_INLINE void prefetch_page(int32_t i) const {
+    if (i < work_.page_end) prefetch(pages_.at(i), 2 * head_dim_ * bits_, records_, by_token_);
   }
 
   /// Adds exact position p, weights [queries] at the given stride.
@@ -176,17 +172,25 @@ class Values {
         hn::Store(hn::Mul(hn::Load(d, to), f), d, to);
       }
     }
-    for (int c = 0; c < head_dim_; ++c) s_.other[g * head_dim_ + c] *= factor;
-    s_.zeros[g] *= factor;
+    float* other = s_.other + g * head_dim_;
+    for (int c = 0; c < head_dim_; c += kLanes) hn::Store(hn::Mul(hn::Load(d, other + c), f), d, other + c);
+    hn::Store(hn::Mul(hn::Load(d, s_.zeros + 16 * g), f), d, s_.zeros + 16 * g);
   }
 
   /// Sums of query g, [head_dim].
   void finish(int g, float* HWY_RESTRICT out) const {
-    for (int c = 0; c < head_dim_; ++c) {
-      const float* from = s_.sum + ((c / 8 * 2 + c % 8 / 4) * work_.queries + g) * 16 + c % 4;
-      const float sum = from[0] + from[4] + (from[8] + from[12]);
-      const float scaled = by_token_ ? sum + s_.zeros[g] : std::fma(sum, scale_of(c), s_.zeros[g] * zero_of(c));
-      out[c] = scaled + s_.other[g * head_dim_ + c];
+    const DF d;
+    const float zeros = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s_.zeros + 16 * g)));
+    HWY_ALIGN float sum[kMaxHeadDim];
+    const float* from = s_.sum + 16 * g;
+    for (int c = 0; c < head_dim_; c += 4, from += 16 * work_.queries) {
+      for (int i = 0; i < 4; ++i) sum[c + i] = from[i] + from[4 + i] + (from[8 + i] + from[12 + i]);
+    }
+    const float* other = s_.other + g * head_dim_;
+    if (by_token_) {
+      for (int c = 0; c < head_dim_; ++c) out[c] = sum[c] + zeros + other[c];
+    } else {
+      for (int c = 0; c < head_dim_; ++c) out[c] = std::fma(sum[c], scale_of(c), zeros * zero_of(c)) + other[c];
     }
   }
 
@@ -198,58 +202,69 @@ class Values {
   void weigh(const TileParts& parts, const Slots& slots, const float* HWY_RESTRICT weights) {
     const DF d;
     if (by_token_) {
-      for (int token = 0; token < kPage; ++token) {
-        const bool visible = slots.has(token);
-        s_.scale[token] = visible ? half_to_float(parts.ranges[token].scale) : 0.0f;
-        s_.zero[token] = visible ? half_to_float(parts.ranges[token].zero) : 0.0f;
-      }
-      if (sparse_) {
-        for (int token = 0; token < kPage; ++token) {
-          const float unit = s_.scale[token] * level_unit_;
-          s_.outliers.by_token[token] = {s_.zero[token], unit > 0 ? 1.0f / unit : 0.0f, unit};
-        }
-      }
+      load_ranges(parts.ranges, slots, s_.scale, s_.zero);
+      if (sparse_) s_.outliers.set(s_.scale, s_.zero, kPage, level_unit_);
     }
     for (int g = 0; g < work_.queries; ++g) {
-      VF sum = hn::Zero(d);
+      VF sum = hn::Load(d, s_.zeros + 16 * g);
+      KVCC_CPU_UNROLL
       for (int i = 0; i < kPage; i += kLanes) {
         const VF w = hn::LoadU(d, weights + g * kPage + i);
-        if (by_token_) {
-          sum = hn::MulAdd(w, hn::LoadU(d, s_.zero + i), sum);
-          hn::StoreU(hn::Mul(w, hn::LoadU(d, s_.scale + i)), d, s_.weight + g * kPage + i);
-        } else {
-          sum = hn::Add(w, sum);
-          hn::StoreU(w, d, s_.weight + g * kPage + i);
-        }
+        sum = by_token_ ? hn::MulAdd(w, hn::Load(d, s_.zero + i), sum) : hn::Add(w, sum);
+        if (!shorts_) hn::Store(by_token_ ? hn::Mul(w, hn::Load(d, s_.scale + i)) : w, d, s_.weight + g * kPage + i);
       }
-      s_.zeros[g] += hn::GetLane(hn::SumOfLanes(d, sum));
+      hn::Store(sum, d, s_.zeros + 16 * g);
     }
+  }
+  void add_outliers(const TileParts& parts, TileScratch& tile, const float* HWY_RESTRICT weights) {
+    const auto rest = [&](int token, int channel, float missing) {
+      if (channel < head_dim_) add_missing(token, channel, missing, weights);
+    };
+    const int capacity = cache_.sparse_capacity;
+#if KVCC_CPU_I16
+    if (shorts_ && by_token_) {
+      return write_outliers<mma::Tensor::value, true, true>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+    }
+    if (shorts_) {
+      return write_outliers<mma::Tensor::value, true, false>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+    }
+#endif
+    if (by_token_) {
+      return write_outliers<mma::Tensor::value, false, true>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+    }
+    write_outliers<mma::Tensor::value, false, false>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+  }
+  HWY_NOINLINE void add_missing(int token, int channel, float missing, const float* HWY_RESTRICT weights) {
+    for (int g = 0; g < work_.queries; ++g) s_.other[g * head_dim_ + channel] += weights[g * kPage + token] * missing;
   }
 
 #if KVCC_CPU_I16
   bool fill_shorts() { return make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_); }
-  void mix_shorts(const int16_t* levels) {
+  void mix_shorts(const int16_t* levels, const float* HWY_RESTRICT weights) {
     auto* const spread = reinterpret_cast<int16_t*>(s_.spread);
     const int queries = work_.queries, octets = head_dim_ / 8;
-    float unit[kMaxQueries];
+    alignas(64) float unit[kMaxQueries * 16];
     for (int g = 0; g < queries; ++g) {
-      unit[g] = level_unit_ * spread_weights(s_.weight + g * kPage, spread + 32 * g, 32 * queries);
+      const __m512 one =
+          spread_weights(weights + g * kPage, by_token_ ? s_.scale : nullptr, spread + 32 * g, 32 * queries);
+      _mm512_store_ps(unit + 16 * g, _mm512_mul_ps(one, _mm512_set1_ps(level_unit_)));
     }
     for (int first = 0; first < queries; first += 4) {
-      const int16_t* weights = spread + first * 32;
+      const int16_t* from = spread + first * 32;
+      const float* units = unit + first * 16;
       float* sums = s_.sum + first * 16;
       switch (queries - first) {
         case 1:
-          HWY_NAMESPACE::mix_shorts<1>(levels, weights, octets, queries, unit + first, sums);
+          HWY_NAMESPACE::mix_shorts<1>(levels, from, octets, queries, units, sums);
           break;
         case 2:
-          HWY_NAMESPACE::mix_shorts<2>(levels, weights, octets, queries, unit + first, sums);
+          HWY_NAMESPACE::mix_shorts<2>(levels, from, octets, queries, units, sums);
           break;
         case 3:
-          HWY_NAMESPACE::mix_shorts<3>(levels, weights, octets, queries, unit + first, sums);
+          HWY_NAMESPACE::mix_shorts<3>(levels, from, octets, queries, units, sums);
           break;
         default:
-          HWY_NAMESPACE::mix_shorts<4>(levels, weights, octets, queries, unit + first, sums);
+          HWY_NAMESPACE::mix_shorts<4>(levels, from, octets, queries, units, sums);
           break;
       }
     }
@@ -264,6 +279,7 @@ class Values {
   bool sparse_, by_token_, shorts_ = false;
   Pages<Tensor> pages_;
   float level_unit_ = 1;
+  int records_ = 0;  ///< of the last tile
 };
 
 }  // namespace kvcc::cpu::HWY_NAMESPACE
