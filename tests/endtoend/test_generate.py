@@ -98,17 +98,18 @@ def test_export_is_the_same_artifact(smollm2, tmp_path):
 
 def test_chat_stops_at_the_end_of_the_turn(smollm2, tmp_path):
     folder, common = smollm2
-    chat = ["generate", *common[:3], "--chat", "--tokens", 60]
-    document = kvcc_json(*chat, "--prompt", "What is the capital of France? Answer in one word.", "--save-cache", tmp_path / "c")
+    chat = ["generate", *common[:3], "--chat"]
+    document = kvcc_json(*chat, "--prompt", "What is the capital of France? Answer in one word.", "--tokens", 60, "--save-cache",
+                          tmp_path / "c")
     assert document["stopped"] == "end" and document["ids"][-1] == 2 and "<|" not in document["text"]
-    more = kvcc_json(*chat, "--prompt", "And of Italy?", "--load-cache", tmp_path / "c")
+    more = kvcc_json(*chat, "--prompt", "And of Italy?", "--tokens", 5, "--load-cache", tmp_path / "c")
     assert more["loaded_tokens"] == document["prompt_tokens"] + len(document["ids"])
     assert more["prompt_tokens"] == 14  # "\n<|im_start|>user\nAnd of Italy?<|im_end|>\n<|im_start|>assistant\n"
     system = kvcc_json(*chat, "--prompt", "Hi", "--system", "Be brief.", "--tokens", 1)
     assert system["prompt_tokens"] > kvcc_json(*chat, "--prompt", "Hi", "--tokens", 1)["prompt_tokens"]
     (tmp_path / "prompt.txt").write_text("Hi")
-    from_file = kvcc_json(*chat, "--prompt-file", tmp_path / "prompt.txt")
-    assert from_file["ids"] == kvcc_json(*chat, "--prompt", "Hi")["ids"]
+    from_file = kvcc_json(*chat, "--prompt-file", tmp_path / "prompt.txt", "--tokens", 5)
+    assert from_file["ids"] == kvcc_json(*chat, "--prompt", "Hi", "--tokens", 5)["ids"]
 
 
 def test_sampling(tiny):
