@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <random>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -40,6 +41,7 @@ class CpuLibrary {
     handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_ == nullptr) throw std::runtime_error(dlerror());
     table_ = reinterpret_cast<KvccCpuLibraryFunction>(symbol(KVCC_CPU_LIBRARY_SYMBOL))();
+    choose(plan);
   }
   ~CpuLibrary() {
     if (handle_ != nullptr) dlclose(handle_);
@@ -54,13 +56,20 @@ class CpuLibrary {
     if (found == nullptr) throw std::runtime_error("no " + name);
     return found;
   }
-  /// All blocks of a grid, in two parts, for every unit of the family. Throws where there is none.
+  /// From now on run() is of these units alone.
+  void choose(const Plan& plan) {
+    chosen_.clear();
+    for (const KernelSpec& spec : plan.kernels) {
+      for (const Entry& entry : entries_of(spec)) chosen_.insert(entry.name);
+    }
+  }
+  /// All blocks of a grid, in two parts, for every unit of the family that is chosen. Throws where there is none.
   template <class Params>
   void run(int32_t family, const Params& params, const KvccCpuTables& tables, KvccGrid grid) const {
     const uint32_t blocks = grid.x * grid.y * grid.z, middle = blocks / 3;
     int count = 0;
     for (int32_t i = 0; i < table_->count; ++i) {
-      if (table_->units[i].family != family) continue;
+      if (table_->units[i].family != family || !chosen_.contains(table_->units[i].name)) continue;
       table_->units[i].run(&params, &tables, middle, blocks);
       table_->units[i].run(&params, &tables, 0, middle);
       ++count;
@@ -73,6 +82,7 @@ class CpuLibrary {
   Library binary_;
   void* handle_ = nullptr;
   const KvccCpuLibrary* table_ = nullptr;
+  std::set<std::string> chosen_;
 };
 
 constexpr int kMadeLayers = 2, kMadeHeads = 2;
