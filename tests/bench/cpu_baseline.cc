@@ -72,11 +72,12 @@ constexpr int FourTokens(int four, int i) {
   return i / 2 * 8 + four / 2 * 4 + i % 2 * 2 + four % 2;
 }
 
-/// scores[g][t] of one tile; query [G, D] with multiplier and log2(e) in it. Fetches the next tile as it goes.
-template <int G, int D, class T>
-HWY_INLINE void Scores(const T* key, const float* query, float (*scores)[kTileTokens]) {
-  for (int first = 0; first < kTileTokens; first += kLanes) {
-    const char* fetch = reinterpret_cast<const char*>(key + (first + kTileTokens) * D);
+/// scores[g][t] of one tile of N tokens; query [G, D] with multiplier and log2(e) in it. Fetches the next tile as it
+/// goes.
+template <int G, int D, int N, class T>
+HWY_INLINE void Scores(const T* key, const float* query, float (*scores)[N]) {
+  for (int first = 0; first < N; first += kLanes) {
+    const char* fetch = reinterpret_cast<const char*>(key + (first + N) * D);
     Vec fours[G][kLanes / 4];
     for (int four = 0; four < kLanes / 4; ++four) {
       Vec sums[4][G];
@@ -119,15 +120,15 @@ HWY_INLINE Vec Exp2(Vec x) {
 }
 
 /// The online softmax of G queries.
-template <int G>
+template <int G, int N>
 struct Softmax {
   Vec peak[G], sum[G], scale[G];  ///< sums by lane; scale: what earlier sums are to be multiplied with
 
   /// Scores of a tile to weights.
-  HWY_INLINE void Take(float (*scores)[kTileTokens]) {
+  HWY_INLINE void Take(float (*scores)[N]) {
     Vec most[G];
     for (int g = 0; g < G; ++g) most[g] = hn::Load(kF32, scores[g]);
-    for (int t = kLanes; t < kTileTokens; t += kLanes) {
+    for (int t = kLanes; t < N; t += kLanes) {
       for (int g = 0; g < G; ++g) most[g] = hn::Max(most[g], hn::Load(kF32, scores[g] + t));
     }
     for (int g = 0; g < G; ++g) most[g] = hn::Max(peak[g], hn::MaxOfLanes(kF32, most[g]));
@@ -136,7 +137,7 @@ struct Softmax {
       sum[g] = hn::Mul(sum[g], scale[g]);
       peak[g] = most[g];
     }
-    for (int t = 0; t < kTileTokens; t += kLanes) {
+    for (int t = 0; t < N; t += kLanes) {
       for (int g = 0; g < G; ++g) {
         const Vec p = Exp2(hn::Sub(hn::Load(kF32, scores[g] + t), peak[g]));
         hn::Store(p, kF32, scores[g] + t);
@@ -147,8 +148,8 @@ struct Softmax {
 };
 
 /// out[g] = scale[g] * out[g] + sum over the tile of weights[g][t] * value[t]. Fetches the next tile as it goes.
-template <int G, int D, class T>
-HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const Vec* scale, float* out) {
+template <int G, int D, int N, class T>
+HWY_INLINE void Mix(const T* value, const float (*weights)[N], const Vec* scale, float* out) {
   constexpr int kStep = kColumns * kLanes;
   for (int c = 0; c < D; c += kStep) {
     Vec sums[G][kColumns];
@@ -157,9 +158,9 @@ HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const V
         sums[g][i] = hn::Mul(hn::Load(kF32, out + g * D + c + i * kLanes), scale[g]);
       }
     }
-    for (int t = 0; t < kTileTokens; ++t) {
+    for (int t = 0; t < N; ++t) {
       const T* row = value + t * D + c;
-      const char* fetch = reinterpret_cast<const char*>(row + kTileTokens * D);
+      const char* fetch = reinterpret_cast<const char*>(row + N * D);
       for (size_t i = 0; i < kStep * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
       Vec v[kColumns];
       for (int i = 0; i < kColumns; ++i) v[i] = Load(row + i * kLanes);
@@ -174,41 +175,41 @@ HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const V
   }
 }
 
-template <int G, int D, class T>
+template <int G, int D, int N, class T>
 void Block(const RowsParams& p, int head, int split) {
-  const int64_t tiles = (p.tokens + kTileTokens - 1) / kTileTokens;
-  const int64_t first = tiles * split / p.splits * kTileTokens;
-  const int64_t last = std::min(p.tokens, tiles * (split + 1) / p.splits * kTileTokens);
+  const int64_t tiles = (p.tokens + N - 1) / N;
+  const int64_t first = tiles * split / p.splits * N;
+  const int64_t last = std::min(p.tokens, tiles * (split + 1) / p.splits * N);
   const T* key = static_cast<const T*>(p.key) + static_cast<size_t>(head) * p.tokens * D;
   const T* value = static_cast<const T*>(p.value) + static_cast<size_t>(head) * p.tokens * D;
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  HWY_ALIGN float query[G * D], out[G * D], weights[G][kTileTokens];
-  HWY_ALIGN T padded[2][kTileTokens * D];
+  HWY_ALIGN float query[G * D], out[G * D], weights[G][N];
+  HWY_ALIGN T padded[2][N * D];
   for (int i = 0; i < G * D; ++i) {
     query[i] = p.query[head * G * D + i] * (p.multiplier * 1.44269504088896340736f);
     out[i] = 0;
   }
-  Softmax<G> softmax;
+  Softmax<G, N> softmax;
   for (int g = 0; g < G; ++g) {
     softmax.peak[g] = hn::Set(kF32, kNone);
     softmax.sum[g] = hn::Zero(kF32);
   }
-  for (int64_t t = first; t < last; t += kTileTokens) {
+  for (int64_t t = first; t < last; t += N) {
     const T *k = key + t * D, *v = value + t * D;
-    const auto left = static_cast<int>(std::min<int64_t>(kTileTokens, last - t));
-    if (left < kTileTokens) {
+    const auto left = static_cast<int>(std::min<int64_t>(N, last - t));
+    if (left < N) {
       std::memset(padded, 0, sizeof padded);
       std::memcpy(padded[0], k, left * D * sizeof(T));
       std::memcpy(padded[1], v, left * D * sizeof(T));
       k = padded[0];
       v = padded[1];
     }
-    Scores<G, D>(k, query, weights);
-    if (left < kTileTokens) {
-      for (int g = 0; g < G; ++g) std::fill(weights[g] + left, weights[g] + kTileTokens, kNone);
+    Scores<G, D, N>(k, query, weights);
+    if (left < N) {
+      for (int g = 0; g < G; ++g) std::fill(weights[g] + left, weights[g] + N, kNone);
     }
     softmax.Take(weights);
-    Mix<G, D>(v, weights, softmax.scale, out);
+    Mix<G, D, N>(v, weights, softmax.scale, out);
   }
   for (int g = 0; g < G; ++g) {
     const int row = head * G + g;
@@ -228,8 +229,10 @@ template <class T>
 void Blocks(const RowsParams& p, uint32_t first, uint32_t last) {
   for (uint32_t i = first; i < last; ++i) {
     const int head = static_cast<int>(i) / p.splits, split = static_cast<int>(i) % p.splits;
-    if (p.group == 3 && p.head_dim == 64) Block<3, 64, T>(p, head, split);
-    if (p.group == 4 && p.head_dim == 128) Block<4, 128, T>(p, head, split);
+    if (p.group == 3 && p.tile == 64) Block<3, 64, 64, T>(p, head, split);
+    if (p.group == 3 && p.tile == 16) Block<3, 64, 16, T>(p, head, split);
+    if (p.group == 4 && p.tile == 64) Block<4, 128, 64, T>(p, head, split);
+    if (p.group == 4 && p.tile == 16) Block<4, 128, 16, T>(p, head, split);
   }
 }
 void BlocksF16(const RowsParams& p, uint32_t first, uint32_t last) { Blocks<hwy::float16_t>(p, first, last); }
@@ -268,8 +271,10 @@ HWY_EXPORT(Target);
 
 namespace {
 void check(const RowsParams& p) {
-  if (!((p.group == 3 && p.head_dim == 64) || (p.group == 4 && p.head_dim == 128)) || p.splits < 1) {
-    throw Error(ErrorKind::usage, "rows_attention", "another shape", "3 queries of 64 channels or 4 of 128");
+  const bool shape = (p.group == 3 && p.head_dim == 64) || (p.group == 4 && p.head_dim == 128);
+  if (!shape || (p.tile != 16 && p.tile != 64) || p.splits < 1) {
+    throw Error(ErrorKind::usage, "rows_attention", "another shape",
+                "3 queries of 64 channels or 4 of 128, tile 16 or 64");
   }
 }
 }  // namespace

@@ -15,7 +15,7 @@ from pathlib import Path
 
 # Kind of a vector instruction by its name; what else there is, is other vector work (additions, logic, shifts, blends).
 KINDS = [
-    ("multiply", re.compile(r"v?(fn?m(add|sub)|mul|pmul|pmadd|pdp)")),
+    ("multiply", re.compile(r"v?(fn?m(add|sub)|mul|pmul(?!tishift)|pmadd|pdp)")),
     ("convert", re.compile(r"vcvt")),
     ("shuffle", re.compile(r"v?(perm|pperm|p?unpck|pshuf|shuf|palignr|align|punpck|pmultishift|broadcast|pbroadcast|extract|insert|pinsr"
                            r"|pextr|compress|expand|pexpand|pcompress|pack|pmov|prol|vpro)")),
