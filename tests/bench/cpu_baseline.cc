@@ -75,9 +75,9 @@ constexpr int FourTokens(int four, int i) {
 /// scores[g][t] of one tile of N tokens; query [G, D] with multiplier and log2(e) in it. Fetches the next tile as it
 /// goes.
 template <int G, int D, int N, class T>
-HWY_INLINE void Scores(const T* key, const float* query, float (*scores)[N]) {
+HWY_INLINE void Scores(const T* key, const float* query, const T* ahead, float (*scores)[N]) {
   for (int first = 0; first < N; first += kLanes) {
-    const char* fetch = reinterpret_cast<const char*>(key + (first + N) * D);
+    const char* fetch = reinterpret_cast<const char*>(ahead + first * D);
     Vec fours[G][kLanes / 4];
     for (int four = 0; four < kLanes / 4; ++four) {
       Vec sums[4][G];
@@ -147,9 +147,9 @@ struct Softmax {
   }
 };
 
-/// out[g] = scale[g] * out[g] + sum over the tile of weights[g][t] * value[t]. Fetches the next tile as it goes.
+/// out[g] = scale[g] * out[g] + sum over the tile of weights[g][t] * value[t]. Fetches the tile `ahead`.
 template <int G, int D, int N, class T>
-HWY_INLINE void Mix(const T* value, const float (*weights)[N], const Vec* scale, float* out) {
+HWY_INLINE void Mix(const T* value, const float (*weights)[N], const Vec* scale, const T* ahead, float* out) {
   constexpr int kStep = kColumns * kLanes;
   for (int c = 0; c < D; c += kStep) {
     Vec sums[G][kColumns];
@@ -160,8 +160,10 @@ HWY_INLINE void Mix(const T* value, const float (*weights)[N], const Vec* scale,
     }
     for (int t = 0; t < N; ++t) {
       const T* row = value + t * D + c;
-      const char* fetch = reinterpret_cast<const char*>(row + N * D);
-      for (size_t i = 0; i < kStep * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
+      if (N == 64 || c == 0) {  // whole rows at once where tiles are short
+        const char* fetch = reinterpret_cast<const char*>(ahead + (row - value));
+        for (size_t i = 0; i < (N == 64 ? kStep : D) * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
+      }
       Vec v[kColumns];
       for (int i = 0; i < kColumns; ++i) v[i] = Load(row + i * kLanes);
       for (int g = 0; g < G; ++g) {
@@ -204,12 +206,13 @@ void Block(const RowsParams& p, int head, int split) {
       k = padded[0];
       v = padded[1];
     }
-    Scores<G, D, N>(k, query, weights);
+    // Measured: long tiles fetch their successors, short ones what is read next.
+    Scores<G, D, N>(k, query, N == 64 ? k + N * D : v, weights);
     if (left < N) {
       for (int g = 0; g < G; ++g) std::fill(weights[g] + left, weights[g] + N, kNone);
     }
     softmax.Take(weights);
-    Mix<G, D, N>(v, weights, softmax.scale, out);
+    Mix<G, D, N>(v, weights, softmax.scale, (N == 64 ? v : k) + N * D, out);
   }
   for (int g = 0; g < G; ++g) {
     const int row = head * G + g;
