@@ -178,14 +178,14 @@ HWY_INLINE __m512 spread_weights(const float* HWY_RESTRICT weights, const float*
 #pragma GCC target("avx512vnni")
 #endif
 
-/// sum += a0 b0 + a1 b1 in every 32-bit lane. kFromMemory: b is not to take a register, as many sums leave none.
-template <bool kFromMemory>
-HWY_INLINE __m512i add_products(__m512i sum, __m512i a, const int16_t* HWY_RESTRICT b) {
+/// sum += a0 b0 + a1 b1 in every 32-bit lane.
+HWY_INLINE __m512i add_products(__m512i sum, __m512i a, __m512i b) {
 #if HWY_COMPILER_GCC_ACTUAL
-  if constexpr (!kFromMemory) return _mm512_dpwssd_epi32(sum, a, _mm512_load_si512(b));
-#endif
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "m"(*reinterpret_cast<const __m512i*>(b)));
+  return _mm512_dpwssd_epi32(sum, a, b);
+#else
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
+#endif
 }
 
 /// Sums over t of four vectors of 16 lanes: 16 tokens.
@@ -220,7 +220,7 @@ struct ShortSums {
   HWY_INLINE void add(int x, __m512i key, const int16_t* HWY_RESTRICT query) {
     KVCC_CPU_UNROLL
     for (int g = 0; g < kQueries; ++g) {
-      sum[x][g] = add_products<(kQueries > 3)>(sum[x][g], key, query + g * 32);
+      sum[x][g] = add_products(sum[x][g], key, _mm512_load_si512(query + g * 32));
     }
   }
 };
@@ -249,16 +249,29 @@ HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit,
     const int16_t* HWY_RESTRICT turn = k.turns + 4 * part * turns * 64;
     ptrdiff_t octet = 0;
     if constexpr (kHalves) {
+      // Measured on Zen 5: about one load of 64 bytes a cycle from more than 4 KiB, so loads are what this loop waits
+      // for.
+      constexpr int kHeld = kQueries <= 3 ? kQueries : 1;  // of the second half's queries; registers end there
       for (ptrdiff_t u = 0; u < half; ++u) {
-        const __m512i sa = _mm512_load_si512(constant), za = _mm512_load_si512(constant + 32);
-        const __m512i sb = _mm512_load_si512(constant + half * 64), zb = _mm512_load_si512(constant + half * 64 + 32);
+        const __m512i sa = load_once(constant), za = load_once(constant + 32);
+        const __m512i sb = load_once(constant + half * 64), zb = load_once(constant + half * 64 + 32);
+        __m512i qa[kQueries], qb[kHeld];
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < kQueries; ++g) qa[g] = load_once(query + g * 32);
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < kHeld; ++g) qb[g] = load_once(query + half * by_octet + g * 32);
         KVCC_CPU_UNROLL
         for (int x = 0; x < 4; ++x) {
           const int16_t* from = level + x / 2 * band + x % 2 * 32;
           const __m512i a = short_key(from, sa, za), b = short_key(from + half * 64, sb, zb);
           const __m512i c = load_once(turn + x * turns * 64), n = load_once(turn + x * turns * 64 + 32);
-          s.add(x, _mm512_sub_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n)), query);
-          s.add(x, _mm512_add_epi16(_mm512_mulhrs_epi16(b, c), _mm512_mulhrs_epi16(a, n)), query + half * by_octet);
+          const __m512i first_key = _mm512_sub_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n));
+          const __m512i second_key = _mm512_add_epi16(_mm512_mulhrs_epi16(b, c), _mm512_mulhrs_epi16(a, n));
+          KVCC_CPU_UNROLL
+          for (int g = 0; g < kQueries; ++g) {
+            const __m512i q = g < kHeld ? qb[g] : _mm512_load_si512(query + half * by_octet + g * 32);
+            s.sum[x][g] = add_products(add_products(s.sum[x][g], first_key, qa[g]), second_key, q);
+          }
         }
         next.step();
         level += 64, constant += 64, query += by_octet, turn += 64;
@@ -273,8 +286,7 @@ HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit,
           KVCC_CPU_UNROLL
           for (int x = 0; x < 4; ++x) {
             const __m512i a = short_key(level + x / 2 * band + x % 2 * 32, sa, za), b = _mm512_rol_epi32(a, 16);
-            const __m512i c = load_once(turn + x * turns * 64),
-                          n = load_once(turn + x * turns * 64 + 32);
+            const __m512i c = load_once(turn + x * turns * 64), n = load_once(turn + x * turns * 64 + 32);
             s.add(x, _mm512_add_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n)), query);
           }
           level += 64, constant += 64, query += by_octet, turn += 64;
