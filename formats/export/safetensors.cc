@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -28,55 +29,31 @@ size_t dtype_bytes(const std::string& dtype) {
   return dtype == "BOOL" ? 1 : 0;
 }
 
-template <typename T>
-std::string numbers_text(const TreeValue& value) {
-  return fmt::format("{}", fmt::join(array_of<T>(value), ","));
-}
-
-/// An attribute as text: safetensors' metadata knows nothing else.
-std::string attribute_text(const TreeValue& value) {
-  switch (value.type) {
-    case Element::text:
-      return value.bytes;
-    case Element::u8:
-      return numbers_text<uint8_t>(value);
-    case Element::u16:
-      return numbers_text<uint16_t>(value);
-    case Element::u32:
-      return numbers_text<uint32_t>(value);
-    case Element::u64:
-      return numbers_text<uint64_t>(value);
-    case Element::i8:
-      return numbers_text<int8_t>(value);
-    case Element::i16:
-      return numbers_text<int16_t>(value);
-    case Element::i32:
-      return numbers_text<int32_t>(value);
-    case Element::i64:
-      return numbers_text<int64_t>(value);
-    case Element::f32:
-      return numbers_text<float>(value);
-    case Element::f64:
-      return numbers_text<double>(value);
+/// A runtime takes such a scale as it is: 0 or NaN would make a cache of NaN.
+void check_fp8_scales(const std::string& path, const ExportedTensor& tensor, const std::byte* bytes) {
+  const bool scale = tensor.name.ends_with(".k_scale") || tensor.name.ends_with(".v_scale");
+  if (!scale || tensor.dtype != "F32") return;
+  uint64_t count = 1;
+  for (const int64_t extent : tensor.shape) count *= static_cast<uint64_t>(extent);
+  for (uint64_t i = 0; i < count; ++i) {
+    float value = 0;
+    std::memcpy(&value, bytes + i * sizeof value, sizeof value);
+    if (!std::isfinite(value) || value <= 0) {
+      throw bad_input(fmt::format("{}: {}", path, tensor.name), fmt::format("scale {} at {}", value, i),
+                      "a finite scale above 0");
+    }
   }
-  return "";
 }
 
 }  // namespace
 
 std::string tree_to_safetensors(const Tree& tree) {
   std::vector<const Tree::value_type*> order;
-  ordered_json metadata = ordered_json::object();
   for (const auto& entry : tree) {
-    const auto& [path, object] = entry;
-    if (object.dataset) {
-      order.push_back(&entry);
-      continue;
-    }
-    std::string prefix = path == "/" ? "" : path.substr(1) + ".";
-    std::replace(prefix.begin(), prefix.end(), '/', '.');
-    for (const auto& [name, value] : object.attributes) metadata[prefix + name] = attribute_text(value);
+    if (entry.second.dataset) order.push_back(&entry);
   }
+  ordered_json metadata = ordered_json::object();
+  for (const auto& [name, value] : named_attributes(tree)) metadata[name] = attribute_text(*value);
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
     return element_bytes(a->second.value.type) > element_bytes(b->second.value.type);
   });
@@ -153,6 +130,8 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
       throw bad_input(path + ": " + one.tensor.name, fmt::format("starts at {}", one.begin),
                       fmt::format("{}, without holes", end));
     end = one.end;
+    one.tensor.offset = sizeof length + length + one.begin;
+    check_fp8_scales(path, one.tensor, bytes.data() + one.tensor.offset);
     tensors.push_back(std::move(one.tensor));
   }
   if (end != data) throw bad_input(path, fmt::format("{} bytes of data", data), fmt::format("{}", end));

@@ -158,6 +158,9 @@ class Parser {
     model.rope.scaling_json = text(kModel, "rope_scaling_json");
     model.rope.rotary_dim = static_cast<int>(integer(kModel, "rope_rotary_dim", 0, kMost));
     model.qk_norm = integer(kModel, "qk_norm", 0, 1) == 1;
+    if (attribute(kModel, "attention_bias", false) != nullptr) {
+      model.attention_bias = integer(kModel, "attention_bias", 0, 1) == 1;
+    }
     if (const TreeValue* layers = attribute(kModel, "sliding_window_layers")) {
       if (layers->type == Element::i32 && layers->shape.size() == 1) {
         model.sliding_window_layers = array_of<int>(*layers);

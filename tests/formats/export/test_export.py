@@ -90,8 +90,8 @@ def test_json_holds_the_values(artifact):
 
 
 def test_refusals(artifact, tmp_path):
-    error = kvcc_json("export", artifact, "--to", "gguf", "-o", tmp_path / "x", code=2)["error"]
-    assert "gguf" in error["message"] and error["code"] == 2
+    error = kvcc_json("export", artifact, "--to", "onnx", "-o", tmp_path / "x", code=2)["error"]
+    assert "onnx" in error["message"] and error["code"] == 2
     _, stderr = kvcc("export", artifact, "--to", "json", "-o", artifact, code=2)
     assert "is the artifact itself" in stderr
     data = bytearray(artifact.read_bytes())
