@@ -295,6 +295,7 @@ class Fit {
     from.seed = settings_.seed;
     from.tokens = settings_.samples * settings_.seqlen;
     from.activations_sha256 = reader_.content_sha256();
+    from.sources_json = kvcc::sources_json(settings_);
     return book;
   }
 

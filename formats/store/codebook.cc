@@ -56,6 +56,7 @@ void put_provenance(Tree& tree, const Provenance& provenance) {
   to["tokens"] = integer_value(provenance.tokens);
   to["activations_sha256"] = text_value(provenance.activations_sha256);
   if (!provenance.date.empty()) to["date"] = text_value(provenance.date);
+  if (!provenance.sources_json.empty()) to["sources"] = text_value(provenance.sources_json);
 }
 
 void put_tensor(Tree& tree, const std::string& path, const TensorCodebooks& tensor, const CacheShape& shape, int dim) {

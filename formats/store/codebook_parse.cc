@@ -187,6 +187,7 @@ class Parser {
     provenance.tokens = integer(kFrom, "tokens", 0, kMost);
     provenance.activations_sha256 = text(kFrom, "activations_sha256");
     provenance.date = text(kFrom, "date", false);
+    provenance.sources_json = text(kFrom, "sources", false);
   }
 
   /// The dataset when it is there with the right type, shape, axes and unit. Extent -1 is not checked.
