@@ -2,9 +2,11 @@
 import ctypes
 import json
 import math
+import re
 import shutil
 import struct
 import subprocess
+import sys
 import zipfile
 
 import gguf
@@ -14,7 +16,7 @@ import pytest
 from safetensors import safe_open
 
 from formats.store.test_codebook_h5py import content_sha256
-from support import BUILD, kvcc, kvcc_json
+from support import BUILD, KVCC, SOURCE, kvcc, kvcc_json
 
 LAYERS, HEADS, DIM = 3, 2, 8  # tests/formats/store/made.h
 FORMATS = ("safetensors", "npz", "json", "header", "gguf", "vllm")
@@ -325,3 +327,62 @@ def test_validate_takes_what_numpy_saves(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.arange(6, dtype=np.int16).reshape(2, 3), b=np.float64(3), c=np.zeros(0))
     shown = kvcc("validate", tmp_path / "x.npz")[0]
     assert "a <i2 [2, 3]" in shown and "b <f8 []" in shown and "c <f8 [0]" in shown
+
+
+def page(name):
+    return (SOURCE / "formats/spec" / f"export-{name}.md").read_text()
+
+
+def first_cells(text, heading):
+    """Names in backticks in the first column of the table whose first heading is `heading`."""
+    rows = text.split(f"| {heading} |")[1].split("\n\n")[0].splitlines()[2:]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+
+
+def test_page_of_the_header_names_what_is_written(artifact):
+    out, report = export(artifact, "header")
+    macros = {m.removeprefix("KVCC_CODEBOOK_") for m in re.findall(r"^#define (\w+) ", out.read_text(), re.M)} - {"STORAGE"}
+    assert first_cells(page("header"), "macro") == macros
+    arrays = {tensor["name"].removeprefix("kvcc_codebook_") for tensor in report["tensors"]}
+    assert first_cells(page("header"), "array") == arrays
+
+
+def test_pages_name_every_attribute_of_exports(artifact):
+    about = {name for name in first_cells(page("safetensors"), "name") if name.startswith("export.")}
+    # The table of tensors has the same heading; attributes are in the second.
+    about |= set(re.findall(r"`(export\.\w+)`", page("safetensors").split("Metadata (")[1].split("* Tensors")[0]))
+    out, _ = export(artifact, "safetensors")
+    with safe_open(out, "numpy") as file:
+        assert about == {name for name in file.metadata() if name.startswith("export.")}
+    out, _ = export(artifact, "vllm")
+    more = set(re.findall(r"`(export\.\w+)`", page("vllm").split("| name |")[1]))
+    with safe_open(out, "numpy") as file:
+        assert about | more == {name for name in file.metadata() if name.startswith("export.")}
+    out, _ = export(artifact, "gguf")
+    reader = gguf.GGUFReader(out)
+    named = {name.removeprefix("kvcc.") for name in reader.fields if name.startswith("kvcc.export.")}
+    assert named == about | {"export.channel_permutation"}
+
+
+def test_pages_examples_hold(artifact):
+    """The examples in Python of the pages run, with out.NAME where they say."""
+    for name in ("safetensors", "npz", "gguf"):
+        export(artifact, name)
+        code = page(name).split("```python\n")[1].split("```")[0]
+        done = subprocess.run([sys.executable, "-c", code], cwd=artifact.parent, capture_output=True, text=True)
+        assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_wrong_bytes_never_crash_validate(artifact):
+    """Changed bytes of structure never crash validate, nor make it take more than the file: exit 0 or 3."""
+    random = np.random.default_rng(10)
+    for kind in ("npz", "gguf"):
+        out, _ = export(artifact, kind)
+        data = bytearray(out.read_bytes())
+        for _ in range(40):
+            damaged = bytearray(data)
+            for _ in range(4):
+                damaged[int(random.integers(0, len(data)))] = int(random.integers(0, 256))
+            out.write_bytes(damaged)
+            done = subprocess.run([KVCC, "validate", out], capture_output=True)
+            assert done.returncode in (0, 3), (kind, done.returncode, done.stderr[-500:])
