@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -27,6 +28,29 @@ size_t dtype_bytes(const std::string& dtype) {
   }
   if (dtype == "BF16" || dtype == "F16") return 2;
   return dtype == "BOOL" ? 1 : 0;
+}
+
+/// The header, with names that appear twice refused: a parser would silently keep one.
+ordered_json parse_header(const std::string& path, std::string_view text) {
+  std::set<std::string> names;
+  std::string twice;
+  const auto watch = [&](int depth, ordered_json::parse_event_t event, ordered_json& parsed) {
+    const bool name = depth == 1 && event == ordered_json::parse_event_t::key;
+    if (name && !names.insert(parsed.get<std::string>()).second) twice = parsed.get<std::string>();
+    return true;
+  };
+  ordered_json header = ordered_json::parse(text, watch, false);
+  if (!twice.empty()) throw bad_input(path + ": " + twice, "its name appears twice");
+  if (!header.is_object()) throw bad_input(path, "the header is no JSON object");
+  return header;
+}
+
+/// The library would turn 1.5 into 1 and -1 into 2^64 - 1.
+uint64_t natural(const ordered_json& value, const std::string& place) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > INT64_MAX) {
+    throw bad_input(place, value.dump().substr(0, 80), "a whole number from 0 to 2^63 - 1");
+  }
+  return value.get<uint64_t>();
 }
 
 /// A runtime takes such a scale as it is: 0 or NaN would make a cache of NaN.
@@ -89,9 +113,8 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
   if (length > kHeaderLimit || length > bytes.size() - sizeof length) {
     throw bad_input(path, fmt::format("truncated: a header of {} bytes in a file of {}", length, bytes.size()));
   }
-  const char* text = reinterpret_cast<const char*>(bytes.data()) + sizeof length;
-  const ordered_json header = ordered_json::parse(text, text + length, nullptr, false);
-  if (!header.is_object()) throw bad_input(path, "the header is no JSON object");
+  const ordered_json header =
+      parse_header(path, {reinterpret_cast<const char*>(bytes.data()) + sizeof length, static_cast<size_t>(length)});
   const uint64_t data = bytes.size() - sizeof length - length;
   struct Found {
     uint64_t begin, end;
@@ -102,13 +125,18 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
     if (name == "__metadata__") continue;
     const std::string place = path + ": " + name;
     try {
-      Found one{entry.at("data_offsets").at(0).get<uint64_t>(),
-                entry.at("data_offsets").at(1).get<uint64_t>(),
-                {name, entry.at("dtype").get<std::string>(), entry.at("shape").get<std::vector<int64_t>>()}};
+      const ordered_json &offsets = entry.at("data_offsets"), &shape = entry.at("shape");
+      if (!offsets.is_array() || offsets.size() != 2) throw bad_input(place, "data_offsets", "two numbers");
+      if (!shape.is_array()) throw bad_input(place, "shape", "a list");
+      Found one{
+          natural(offsets[0], place), natural(offsets[1], place), {name, entry.at("dtype").get<std::string>(), {}}};
+      for (const ordered_json& extent : shape) {
+        one.tensor.shape.push_back(static_cast<int64_t>(natural(extent, place)));
+      }
       uint64_t wanted = dtype_bytes(one.tensor.dtype);
       if (wanted == 0) throw bad_input(place, fmt::format("unknown dtype {}", one.tensor.dtype));
       for (const int64_t extent : one.tensor.shape) {
-        if (extent < 0 || __builtin_mul_overflow(wanted, static_cast<uint64_t>(extent), &wanted)) {
+        if (__builtin_mul_overflow(wanted, static_cast<uint64_t>(extent), &wanted)) {
           throw bad_input(place, fmt::format("shape {}", shape_text(one.tensor.shape)));
         }
       }
