@@ -124,8 +124,8 @@ uint64_t activations_bytes(const ActivationsSettings& settings);
 /// Throws Error(resource) when the file system of `folder`, or of the nearest folder above that exists, has less free.
 void check_disk_space(const std::string& folder, uint64_t needed, const std::string& hint);
 
-/// The runs of merged activations as a JSON list of text_name, text_sha256, text_flavour, seed, samples and the samples'
-/// offsets (left out where the list would take more than 48 KiB); "" for activations of one run.
+/// The runs of merged activations as a JSON list of text_name, text_sha256, text_flavour, seed, samples and the
+/// samples' offsets (left out where the list would take more than 48 KiB); "" for activations of one run.
 std::string sources_json(const ActivationsSettings& settings);
 
 /// True for a folder that holds an activations manifest.
