@@ -14,6 +14,7 @@
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/store/codebook.h"
+#include "formats/store/shard.h"
 
 namespace {
 
@@ -21,7 +22,7 @@ namespace cg = kvcc::codegen;
 using nlohmann::ordered_json;
 
 struct Options {
-  std::string artifact, folder;
+  std::string artifact, folder, shard;
   std::string archs = "sm_80,sm_90";
   std::string dtype;  ///< "": f16 for GPUs, f32 for the CPU
   std::string layout = "auto";
@@ -140,8 +141,14 @@ int body(const Options& options, const kvcc::cli::Common& common) {
   targets.layout = parse_layout(options.layout);
   if (options.families_given) targets.families = cg::parse_families(options.families);
 
-  const std::string name = std::filesystem::path(options.artifact).stem().string();
-  const cg::Artifact artifact = cg::describe(kvcc::read_codebook(options.artifact), name);
+  std::string name = std::filesystem::path(options.artifact).stem().string();
+  kvcc::Codebook codebook = kvcc::read_codebook(options.artifact);
+  if (!options.shard.empty()) {
+    const kvcc::RankShard shard = kvcc::parse_rank_shard(options.shard, "--shard");
+    codebook = kvcc::shard_codebook(codebook, shard, options.artifact);
+    name += fmt::format("_{}of{}", shard.rank, shard.count);
+  }
+  const cg::Artifact artifact = cg::describe(codebook, name);
   const cg::Plan plan = cg::plan(artifact, targets);
   if (!plan.layout_reason.empty()) {
     spdlog::info("layout {}: {}", cg::to_text(plan.layout), plan.layout_reason);
@@ -207,6 +214,8 @@ int main(int argc, char** argv) {
             "/usr/local/cuda and the virtual environment. The C++ compiler is the one that $CXX names, else c++, g++ "
             "or "
             "clang++ in PATH; it needs Highway (libhwy-dev).");
+        app.add_option("--shard", options.shard,
+                       "RANK/RANKS, from 0: kernels of one tensor-parallel rank's key/value heads, as 0/2 and 1/2");
         app.add_flag("--emit-only", options.emit_only, "write the sources alone; needs no compiler");
         app.add_flag("--force", options.force, "write into the folder even if its kernels.json is of a newer kvcc");
       },

@@ -10,6 +10,7 @@
 #include "formats/core/text.h"
 #include "formats/export/export.h"
 #include "formats/store/codebook.h"
+#include "formats/store/shard.h"
 
 namespace {
 
@@ -21,7 +22,7 @@ using kvcc::ExportedTensor;
 constexpr const char* kSchemeFile = "kv_cache_scheme.json";
 
 struct Options {
-  std::string input, format, output, prefix = "kvcc_codebook";
+  std::string input, format, output, shard, prefix = "kvcc_codebook";
   bool per_head = false, prefix_given = false;
 };
 
@@ -45,7 +46,10 @@ std::vector<ExportedTensor> listing(const kvcc::Tree& tree, const std::string& d
 Export make(const Options& options, const kvcc::Codebook& codebook, const kvcc::Tree& artifact) {
   Export out;
   kvcc::Tree tree = kvcc::describe_export(artifact, codebook);
-  if (options.format == "safetensors") {
+  if (options.format == "kvcb") {
+    out.bytes = kvcc::tree_to_hdf5(artifact);
+    out.tensors = listing(artifact);
+  } else if (options.format == "safetensors") {
     out.bytes = kvcc::tree_to_safetensors(tree);
   } else if (options.format == "json") {
     out.bytes = kvcc::tree_to_json(tree);
@@ -77,9 +81,15 @@ int export_file(const Options& options, const kvcc::cli::Common& common) {
   if (options.prefix_given && options.format != "header") {
     throw Error(ErrorKind::usage, "--prefix", "without use for --to " + options.format, "--to header");
   }
-  const kvcc::Codebook codebook = kvcc::read_codebook(options.input);  // refuses what is not sound
-  const kvcc::MappedFile file(options.input);
-  const kvcc::Tree tree = kvcc::hdf5_to_tree(file.bytes(), options.input);
+  kvcc::Codebook codebook = kvcc::read_codebook(options.input);  // refuses what is not sound
+  kvcc::Tree tree;
+  if (options.shard.empty()) {
+    const kvcc::MappedFile file(options.input);
+    tree = kvcc::hdf5_to_tree(file.bytes(), options.input);
+  } else {
+    codebook = kvcc::shard_codebook(codebook, kvcc::parse_rank_shard(options.shard, "--shard"), options.input);
+    tree = kvcc::codebook_tree(codebook);
+  }
   const fs::path scheme_file = fs::path(options.output).parent_path() / kSchemeFile;
   std::error_code error;
   for (const std::string& output : {options.output, scheme_file.string()}) {
@@ -131,12 +141,15 @@ int main(int argc, char** argv) {
   CLI::Option* prefix = nullptr;
   const auto define = [&](CLI::App& app) {
     app.add_option("FILE", options.input, "Codebook artifact (.kvcb)")->required();
-    app.add_option("--to", options.format,
-                   "Format: safetensors, npz, json, header (C99, C++, CUDA), gguf, or vllm (FP8 scales)")
+    app.add_option(
+           "--to", options.format,
+           "Format: safetensors, npz, json, header (C99, C++, CUDA), gguf, vllm (FP8 scales), or kvcb (with --shard)")
         ->required()
-        ->check(CLI::IsMember({"safetensors", "npz", "json", "header", "gguf", "vllm"}).description(""));
+        ->check(CLI::IsMember({"safetensors", "npz", "json", "header", "gguf", "vllm", "kvcb"}).description(""));
     app.add_option("-o,--output", options.output, "File to write; with vllm kv_cache_scheme.json is written beside it")
         ->required();
+    app.add_option("--shard", options.shard,
+                   "RANK/RANKS, from 0: the key/value heads of one tensor-parallel rank, as 0/2 and 1/2");
     app.add_flag("--per-head", options.per_head, "vllm: one scale per KV head, not one per tensor");
     prefix = app.add_option("--prefix", options.prefix, "header: what every name begins with")->capture_default_str();
   };

@@ -56,6 +56,10 @@ void put_provenance(Tree& tree, const Provenance& provenance) {
   to["tokens"] = integer_value(provenance.tokens);
   to["activations_sha256"] = text_value(provenance.activations_sha256);
   if (!provenance.date.empty()) to["date"] = text_value(provenance.date);
+  if (!provenance.shard.empty()) {
+    to["parent_sha256"] = text_value(provenance.parent_sha256);
+    to["shard"] = text_value(provenance.shard);
+  }
   if (!provenance.sources_json.empty()) to["sources"] = text_value(provenance.sources_json);
 }
 
@@ -115,6 +119,18 @@ std::string listing(const std::vector<std::string>& problems) {
   return text;
 }
 
+/// Sets what the file will say of itself.
+Tree checked_tree(Codebook& codebook, const std::string& place) {
+  Tree tree = tree_of(codebook);
+  const ParsedCodebook parsed = parse_codebook(tree);
+  if (!parsed.problems.empty()) {
+    throw Error(ErrorKind::failed, place, fmt::format("refusing to write: {}", listing(parsed.problems)));
+  }
+  codebook.content_sha256 = parsed.codebook.content_sha256;
+  codebook.format_version = parsed.codebook.format_version;
+  return tree;
+}
+
 Tree read_tree(const std::string& path) {
   const MappedFile file(path);
   return hdf5_to_tree(file.bytes(), path);
@@ -123,15 +139,11 @@ Tree read_tree(const std::string& path) {
 }  // namespace
 
 void write_codebook(const std::string& path, Codebook& codebook) {
-  const Tree tree = tree_of(codebook);
-  const ParsedCodebook parsed = parse_codebook(tree);
-  if (!parsed.problems.empty()) {
-    throw Error(ErrorKind::failed, path, fmt::format("refusing to write: {}", listing(parsed.problems)));
-  }
+  const Tree tree = checked_tree(codebook, path);
   write_text_file(path, tree_to_hdf5(tree));
-  codebook.content_sha256 = parsed.codebook.content_sha256;
-  codebook.format_version = parsed.codebook.format_version;
 }
+
+Tree codebook_tree(Codebook& codebook) { return checked_tree(codebook, "the artifact"); }
 
 Codebook read_codebook(const std::string& path) {
   ParsedCodebook parsed = parse_codebook(read_tree(path));

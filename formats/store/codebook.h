@@ -20,10 +20,11 @@ struct Provenance {
   std::string tokenizer_sha256;
   std::string bos;  ///< policy: "on" or "off"
   int64_t samples = 0, seqlen = 0, seed = 0;
-  int64_t tokens = 0;              ///< tokens seen
-  std::string activations_sha256;  ///< of the activations' manifest content that was fitted
-  std::string date;                ///< "" unless asked for
-  std::string sources_json;        ///< of merged activations: a JSON list of the runs (sources_json()); "" otherwise
+  int64_t tokens = 0;                ///< tokens seen
+  std::string activations_sha256;    ///< of the activations' manifest content that was fitted
+  std::string date;                  ///< "" unless asked for
+  std::string parent_sha256, shard;  ///< of a rank's part: the whole artifact's content_sha256, and "0/2"; "" otherwise
+  std::string sources_json;          ///< of merged activations: a JSON list of the runs (sources_json()); "" otherwise
 };
 
 /// Per-channel ([L, H, D]) and per-head ([L, H]) statistics that `inspect` shows.
@@ -61,6 +62,10 @@ struct Codebook {
 /// Writes beside the name and renames. Equal content gives equal bytes. Sets content_sha256. Throws Error(failed) for
 /// content that read_codebook would refuse, before anything is written.
 void write_codebook(const std::string& path, Codebook& codebook);
+
+/// The objects of the artifact's file, for exports of what no file holds. Sets content_sha256. Throws as
+/// write_codebook.
+Tree codebook_tree(Codebook& codebook);
 
 /// Reads and checks structure, version, shapes, meaning and checksum. Throws Error(bad_input) with path and dataset.
 Codebook read_codebook(const std::string& path);

@@ -49,7 +49,7 @@ std::span<const CodebookField> tensor_fields() {
 }
 
 std::span<const CodebookAttribute> codebook_attributes() {
-  static const std::array<CodebookAttribute, 35> all = {{
+  static const std::array<CodebookAttribute, 37> all = {{
       {"/", "format", "text", true},
       {"/", "format_version", "text", true},
       {"/", "content_sha256", "text", true},
@@ -84,6 +84,8 @@ std::span<const CodebookAttribute> codebook_attributes() {
       {"/provenance", "tokens", "integer", true},
       {"/provenance", "activations_sha256", "text", true},
       {"/provenance", "date", "text", false},
+      {"/provenance", "parent_sha256", "text", false},
+      {"/provenance", "shard", "text", false},
       {"/provenance", "sources", "text", false},
   }};
   return all;

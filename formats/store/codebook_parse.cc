@@ -187,6 +187,8 @@ class Parser {
     provenance.tokens = integer(kFrom, "tokens", 0, kMost);
     provenance.activations_sha256 = text(kFrom, "activations_sha256");
     provenance.date = text(kFrom, "date", false);
+    provenance.parent_sha256 = text(kFrom, "parent_sha256", false);
+    provenance.shard = text(kFrom, "shard", false);
     provenance.sources_json = text(kFrom, "sources", false);
   }
 

@@ -100,6 +100,9 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
                     7,
                     32768,
                     sha256_hex("acts"),
+                    "",
+                    "",
+                    "",
                     ""};
   for (int layer = 0; layer < layers; ++layer) out.layer_index.push_back(static_cast<uint16_t>(2 * layer));
   const CacheShape& shape = out.model.shape;
