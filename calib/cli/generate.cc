@@ -4,7 +4,9 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
 
@@ -37,6 +39,17 @@ struct Options {
   bool chat = false, ignore_eos = false;
 };
 
+/// As CLI::Range, which lets NaN through.
+CLI::Validator number_in(double low, double high) {
+  return CLI::Validator(
+      [=](const std::string& text) {
+        double value = 0;
+        if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
+        return fmt::format("Value {} not in range {} to {}", text, low, high);
+      },
+      "");
+}
+
 void define(CLI::App& app, Options& o) {
   const auto one_of = [](std::vector<std::string> words) { return CLI::IsMember(std::move(words)).description(""); };
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
@@ -55,10 +68,10 @@ void define(CLI::App& app, Options& o) {
       ->check(CLI::Range(0, 1 << 24).description(""));
   app.add_option("--temperature", o.temperature, "Of sampling; 0: greedy, the likeliest token")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 100.0).description(""));
+      ->check(number_in(0, 100));
   app.add_option("--top-p", o.top_p, "Sample from the likeliest tokens of this joint probability")
       ->capture_default_str()
-      ->check(CLI::Range(1e-6, 1.0).description(""));
+      ->check(number_in(1e-6, 1));
   app.add_option("--seed", o.seed, "Seed of sampling")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, INT64_MAX).description(""));
@@ -91,10 +104,15 @@ class Generation {
   int run() {
     at::set_num_threads(common_.threads);
     make_tokenizer();
-    const std::vector<int32_t> given = o_.load.empty() ? prompt_ids(true) : std::vector<int32_t>();
-    make_cache(static_cast<int64_t>(given.size()));
-    prompt_ = o_.load.empty() ? given : prompt_ids(false);
-    check_length();
+    if (o_.load.empty()) {
+      prompt_ = prompt_ids(true);
+      check_length();
+    }
+    make_cache();
+    if (!o_.load.empty()) {
+      prompt_ = prompt_ids(false);
+      check_length();
+    }
     check_memory();
     const kvcc::Decoder decoder(files_);
     hold_tail();
@@ -123,6 +141,10 @@ class Generation {
     const std::filesystem::path folder = std::filesystem::path(o.save).parent_path();
     if (!folder.empty() && !std::filesystem::is_directory(folder)) {
       throw Error(ErrorKind::usage, "--save-cache " + o.save, "no folder " + folder.string(), "one that is there");
+    }
+    if (!o.save.empty()) {  // said now, and not after the work
+      const kvcc::AtomicFile target(o.save);
+      if (!std::ofstream(target.temporary())) throw kvcc::write_error(o.save, errno);
     }
   }
 
@@ -155,7 +177,7 @@ class Generation {
     return ids;
   }
 
-  void make_cache(int64_t prompt_tokens) {
+  void make_cache() {
     if (o_.cache == "fp16") {
       const kvcc::DecoderConfig& c = files_.config;
       const auto n = [](int64_t x) { return static_cast<int>(x); };
@@ -163,7 +185,7 @@ class Generation {
           {n(c.layers), n(c.query_heads), n(c.kv_heads), n(c.head_dim), n(c.head_dim)}, rope_, common_.threads));
       return;
     }
-    const bool exported = !kvcc::cli::is_hdf5(o_.codebook);
+    const bool exported = kvcc::cli::is_export(o_.codebook);
     kvcc::Codebook codebook;
     if (exported) {
       codebook.model = kvcc::cli::exported_model(o_.codebook);
@@ -185,8 +207,8 @@ class Generation {
     }
     KvccOptions options{};
     options.size = sizeof options;
-    options.threads = common_.threads;
-    options.max_tokens = std::max(files_.config.max_position, prompt_tokens + o_.tokens);
+    options.threads = std::min(common_.threads, kvcc::cli::kMostRuntimeThreads);
+    options.max_tokens = std::min(length_limit(), kvcc::cli::kMostRuntimeTokens);
     options.arithmetic = o_.arithmetic == "i16" ? KVCC_ARITHMETIC_I16 : KVCC_ARITHMETIC_F32;
     options.units = o_.units.empty() ? nullptr : o_.units.c_str();
     artifact_ = kvcc::cli::open_packed_artifact(o_.codebook, exported);
@@ -196,7 +218,29 @@ class Generation {
     if (o_.load.empty()) return;
     first_ = packed_->length();
     before_ = packed_->tokens();
+    check_ids();
     if (static_cast<int64_t>(before_.size()) == first_ + 1) pending_ = before_.back();
+  }
+
+  /// Ids that came with a file are anybody's: the C API saves what it is given.
+  void check_ids() const {
+    const auto count = static_cast<int64_t>(before_.size());
+    if (count != 0 && count != first_ && count != first_ + 1) {
+      throw kvcc::bad_input(o_.load, fmt::format("ids of {} tokens for {} in the cache", count, first_),
+                            "none, one a token, or one more");
+    }
+    for (const int32_t id : before_) {
+      if (id >= 0 && id < files_.config.vocab) continue;
+      throw kvcc::bad_input(o_.load, fmt::format("token id {}", id),
+                            fmt::format("0 to {}, the model's", files_.config.vocab - 1));
+    }
+  }
+
+  /// Tokens that the text can have in all.
+  int64_t length_limit() const {
+    const int64_t context = files_.config.max_position;
+    const int64_t all = first_ + static_cast<int64_t>(prompt_.size()) + o_.tokens;
+    return context > 0 ? context : all;
   }
 
   void check_length() const {
@@ -216,7 +260,8 @@ class Generation {
   void check_memory() const {
     const kvcc::DecoderConfig& c = files_.config;
     const auto prompt = static_cast<int64_t>(prompt_.size());
-    const uint64_t cache = kvcc::KvCache::bytes(c, 1, first_ + prompt + o_.tokens) / (packed_ != nullptr ? 2 : 1);
+    const uint64_t cache = kvcc::KvCache::bytes(c, 1, std::min(length_limit(), first_ + prompt + o_.tokens)) /
+                           (packed_ != nullptr ? 2 : 1);
     const uint64_t peak =
         kvcc::loaded_bytes(files_) + cache + kvcc::prefill_bytes(c, first_ + prompt, generate_options().prefill);
     kvcc::require_memory(o_.model, peak, kvcc::available_memory(), "", "a shorter prompt makes it smaller");

@@ -22,6 +22,10 @@
 
 namespace kvcc::cli {
 
+/// Of KvccOptions.
+constexpr int kMostRuntimeThreads = 1024;
+constexpr int64_t kMostRuntimeTokens = int64_t{1} << 24;
+
 /// The C API's errors as the project's; its codes are those of ErrorKind.
 inline void check_runtime(int code) {
   if (code != KVCC_OK) throw Error(static_cast<ErrorKind>(code), kvcc_error_message(), "");
@@ -50,11 +54,13 @@ inline ModelInfo exported_model(const std::string& path) {
   return model;
 }
 
-/// Whether a file is a .kvcb by its first bytes, and not an export.
-inline bool is_hdf5(const std::string& path) {
+/// Whether a file is an artifact's export, and not the .kvcb, by its first bytes. Throws Error(bad_input) for neither.
+inline bool is_export(const std::string& path) {
   const MappedFile file(path, true);
   const auto bytes = file.bytes();
-  return bytes.size() >= 4 && std::memcmp(bytes.data(), "\x89HDF", 4) == 0;
+  if (bytes.size() >= 4 && std::memcmp(bytes.data(), "\x89HDF", 4) == 0) return false;
+  if (bytes.size() > 8 && bytes[8] == std::byte{'{'}) return true;  // after 8 bytes of length, a JSON header
+  throw bad_input(path, "neither HDF5 nor safetensors", "an artifact, F.kvcb or its safetensors export");
 }
 
 struct FreeArtifact {

@@ -89,7 +89,11 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   if (!fs::is_directory(parent_of(path_), error)) {
     throw bad_input(path_, fmt::format("the folder {} does not exist", parent_of(path_)));
   }
-  if (fs::is_directory(path_, error)) throw bad_input(path_, "is a folder", "the name of a file to write");
+  const fs::file_status there = fs::status(path_, error);
+  if (fs::is_directory(there)) throw bad_input(path_, "is a folder", "the name of a file to write");
+  if (fs::exists(there) && !fs::is_regular_file(there)) {  // renaming would replace a device
+    throw bad_input(path_, "is not a regular file", "the name of a file to write");
+  }
 }
 
 AtomicFile::~AtomicFile() {

@@ -221,6 +221,9 @@ mma::PageShape PackedTensor::page_shape(int layer, int heads, uint32_t capacity)
 std::shared_ptr<const RuntimeArtifact> open_artifact(const std::string& path) {
   // Read, not mapped: an artifact is small, and a file that shrinks under a map ends the process.
   const std::string text = read_text_file(path);
+  if (text.starts_with("\x89HDF")) {
+    throw bad_input(path, "HDF5", "its safetensors export", "kvcc export " + path + " --to safetensors makes it");
+  }
   return open_artifact(path, std::as_bytes(std::span(text)));
 }
 

@@ -1,4 +1,5 @@
 """kvcc generate as users run it: on SmolLM2, and on tiny models without a tokenizer, where ids stand for text."""
+import hashlib
 import json
 import os
 import signal
@@ -176,12 +177,58 @@ def test_wrong_usage(tiny, tmp_path):
     assert "nothing to go on from" in kvcc(*common, *book, code=2)[1]
     assert "--cache packed" in kvcc(*common, *book, *ids, "--cache", "simulated", "--save-cache", tmp_path / "x", code=2)[1]
     assert "no folder" in kvcc(*common, *book, *ids, "--save-cache", tmp_path / "none" / "x", code=2)[1]
-    for arguments in (["--prompt", "a"], ["--chat"], ["--tokens", -1], ["--top-p", 0], ["--prefill", "fast"], ["--system", "x"]):
+    for arguments in (["--prompt", "a"], ["--chat"], ["--tokens", -1], ["--top-p", 0], ["--prefill", "fast"], ["--system", "x"],
+                      ["--temperature", "nan"], ["--top-p", "nan"]):
         kvcc(*common, *book, *ids, *arguments, code=2)
     kvcc(*common, *book, "--prompt", "a", code=3)  # no tokenizer
     (tmp_path / "no.kvcache").write_bytes(b"nothing")
     kvcc(*common, *book, "--load-cache", tmp_path / "no.kvcache", code=3)
-    kvcc(*common, "--codebook", tmp_path / "no.kvcache", *ids, code=3)
+    error = kvcc(*common, "--codebook", tmp_path / "no.kvcache", *ids, code=3)[1]
+    assert "neither HDF5 nor safetensors" in error
+    os.mkfifo(tmp_path / "fifo")
+    for target in (tmp_path, tmp_path / "fifo"):  # said before the work, and what is there stays
+        out, error = kvcc(*common, *book, *ids, "--save-cache", target, code=3)
+        assert out == "" and "the name of a file to write" in error
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_numbers_beyond_the_runtimes_limits(tiny):
+    """The model's context bounds what is asked for, and 1,024 threads what the runtime takes."""
+    document = tiny_json(tiny, "--ids", tiny[0] / "prompt.npy", "--tokens", 1 << 24, "--threads", 1100, "--ignore-eos")
+    assert document["stopped"] == "context" and document["cache"]["tokens"] == 160
+
+
+def test_ids_in_a_file_belong_to_its_tokens(tiny, tmp_path):
+    """The C API saves any ids; these are of a right checksum, and wrong."""
+    tiny_json(tiny, "--ids", tiny[0] / "prompt.npy", "--tokens", 5, "--ignore-eos", "--save-cache", tmp_path / "c")
+    whole = (tmp_path / "c").read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    header, data = json.loads(whole[8:8 + size]), whole[8 + size:]
+    first, last = header["token_ids"]["data_offsets"]
+    assert last == len(data) == first + 4 * 105
+
+    def damaged(ids):
+        tensors = {**header, "token_ids": {"dtype": "I32", "shape": [len(ids)], "data_offsets": [first, first + 4 * len(ids)]}}
+        content = data[:first] + np.array(ids, "<i4").tobytes()
+        metadata = tensors.pop("__metadata__")
+        digest = hashlib.sha256()
+        for name in sorted(set(metadata) - {"content_sha256"}):
+            digest.update(f"metadata {name} {len(metadata[name].encode())}\n{metadata[name]}\n".encode())
+        for name, tensor in sorted(tensors.items()):
+            part = content[slice(*tensor["data_offsets"])]
+            digest.update(f"tensor {name} {tensor['dtype']} {'x'.join(map(str, tensor['shape']))} {len(part)}\n".encode() + part + b"\n")
+        text = json.dumps({"__metadata__": {**metadata, "content_sha256": digest.hexdigest()}, **tensors}).encode()
+        (tmp_path / "d").write_bytes(len(text).to_bytes(8, "little") + text + content)
+        return ["generate", tiny[0] / "model", "--codebook", tiny[0] / "t.kvcb", "--load-cache", tmp_path / "d", "--tokens", 2,
+                "--ids", tmp_path / "more.npy"]
+
+    random_ids(tmp_path / "more.npy", 1, 20)
+    ids = np.frombuffer(data[first:], "<i4").tolist()
+    kvcc(*damaged([]), "--ignore-eos")
+    assert "ids of 103 tokens for 104 in the cache" in kvcc(*damaged(ids[:103]), code=3)[1]
+    assert "ids of 106 tokens for 104 in the cache" in kvcc(*damaged(ids + [1]), code=3)[1]
+    assert "token id -1" in kvcc(*damaged([-1] + ids[1:]), code=3)[1]
+    assert "token id 1073741824" in kvcc(*damaged(ids[:104] + [1 << 30]), code=3)[1]
 
 
 def test_interrupt_keeps_what_is_there(smollm2, tmp_path):

@@ -72,6 +72,17 @@ TEST_F(File, AtomicFileLeavesNothingWithoutCommit) {
   EXPECT_EQ(files(), 1u);
 }
 
+TEST_F(File, AtomicFileReplacesNoDevice) {
+  ASSERT_EQ(mkfifo(at("fifo").c_str(), 0600), 0);
+  try {
+    write_text_file(at("fifo"), "x");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::bad_input);
+    EXPECT_THAT(error.what(), HasSubstr("not a regular file"));
+  }
+}
+
 TEST_F(File, AtomicFileNamesAMissingFolder) {
   try {
     write_text_file(at("none/a"), "x");
