@@ -40,7 +40,8 @@ struct AttentionShared {
   float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, Plan::kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
-  OutlierSums<Values::kSparse ? D : 16, Plan::kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
+  static constexpr bool kSparse = Keys::kSparse || Values::kSparse;
+  Patch<kSparse ? D : 16> patch[kSparse ? kMmaWarps : 1];  ///< of keys, then of values
 };
 
 /// The fastest choice that every architecture can hold.
@@ -92,8 +93,7 @@ struct Attention {
     fill_key_tables<Keys, Key>(shared.tables.keys, p.key, p.rope, work.head, p.query,
                                work.row(block.z, p.key.heads, p.group), work.queries, G,
                                multiply(p.multiplier, kLog2E));
-    shared.tables.values.levels.fill(Value::levels(p.value.layer, work.head), thread_index());
-    if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
+    shared.tables.values.fill(p.value, work.head, thread_index());
     sync_block();
 
     Warp warp;
@@ -145,15 +145,17 @@ struct Attention {
     if constexpr (Key::kAxis == Axis::token) load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
     if constexpr (Shared::kPark) warp.mix.template park<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
     float score[kMmaSteps][kTiles][4] = {};
-    if constexpr (Keys::kSparse) {
-      score_outliers<Key>(score, shared.outliers[at.warp].weight, p.key, key_page, key_tile, head, block,
-                          warp.first_tile, shared.tables.keys, p.rope);
-    }
     if constexpr (kLate) key_codes.load(key_tile, 0, at.lane);
     if constexpr (Key::kRope != Rope::none) {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
     }
-    score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
+    if constexpr (Keys::kSparse) {
+      const auto records = PageRecords::of<Key>(p.key, key_page, head);
+      score_patched_page<Key>(score, key_codes, shared.patch[at.warp], p.key, key_page, records, key_tile, key_range,
+                              warp.query, shared.tables.keys, p.rope, at);
+    } else {
+      score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
+    }
     if constexpr (Shared::kPark) warp.mix.template unpark<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
     MmaCodes<Value> value_codes;  // in flight during the softmax; earlier, they would take the keys' registers
     if constexpr (!kLate) value_codes.load(value_tile, 0, at.lane);
@@ -173,11 +175,13 @@ struct Attention {
     bool large = false;
     if constexpr (Value::kAxis == Axis::token) large = large_scales(value_range);
     soften(score, large, shared, warp, at);
-    if constexpr (Values::kSparse) {
-      mix_outliers<Value>(shared.outliers[at.warp], p.value, value_page, value_tile, head, score, shared.tables.values);
-    }
     if constexpr (kLate) value_codes.load(value_tile, 0, at.lane);
-    mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
+    if constexpr (Values::kSparse) {
+      mix_sparse_page<Value>(warp.mix, value_codes, shared.patch[at.warp], p.value, value_page, head, value_tile, score,
+                             value_range, shared.tables.values, at);
+    } else {
+      mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
+    }
   }
 
   /// What comes after the pages. Nothing that it can find again is held in registers over the loop before.
@@ -186,7 +190,6 @@ struct Attention {
     const Lane at = this_lane();
     const Part& part = shared.work.part;
     settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
-    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
     KVCC_ROLLED
     for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
@@ -258,7 +261,6 @@ struct Attention {
         for (int q = 0; q < 2; ++q) factor[j][q] = exp2_approximate(factor[j][q]);
       }
       warp.mix.scale(factor);
-      if constexpr (Values::kSparse && kRuns > 1) shared.outliers[at.warp].scale(factor, at);
     }
     KVCC_UNROLL
     for (int m = 0; m < kRuns; ++m) {

@@ -20,7 +20,7 @@ struct KeyScoresShared {
   using Keys = KeyTables<Config, G, kTable, kRelative>;
   Keys keys;
   Work work;
-  alignas(16) float outliers[Keys::kSparse ? kMmaWarps : 1][Keys::kSparse ? Plan::kTiles * 64 * 8 : 4];
+  Patch<Keys::kSparse ? Config::kHeadDim : 16> patch[Keys::kSparse ? kMmaWarps : 1];
 };
 
 template <class Config>
@@ -101,10 +101,12 @@ struct MmaKeyScores {
     }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
-      score_outliers<Config>(score, shared.outliers[at.warp], p.cache, page, tile, head, block, warp.first_tile,
-                             shared.keys, p.rope);
+      const auto records = PageRecords::of<Config>(p.cache, page, head);
+      score_patched_page<Config>(score, codes, shared.patch[at.warp], p.cache, page, records, tile, range, warp.query,
+                                 shared.keys, p.rope, at);
+    } else {
+      score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);
     }
-    score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);
     const int32_t first = p.cache.sink + i * KVCC_PAGE_TOKENS + static_cast<int32_t>(at.row);
     KVCC_UNROLL
     for (int m = 0; m < kMmaSteps; ++m) {

@@ -8,7 +8,7 @@
 //   over random configurations: below 2^-11 in that unit
 #pragma once
 
-#include "kernels/device/mma_common.cuh"
+#include "kernels/device/mma_patch.cuh"
 
 namespace kvcc::device {
 
@@ -34,13 +34,22 @@ struct KeyTables {
   float back[kGroup];  ///< inverse of the powers of two
   /// [slot, step, column] as entry() has it.
   alignas(16) uint32_t relative[kRelative && R > 0 ? KVCC_ROPE_BLOCK* kRowWords : 4];
-  alignas(16) float plain_query[kSparse ? kGroup * D : 4];  ///< [tile of queries, channel, 8]; the same numbers
-  uint32_t channel_scale[kSparse && kChannel ? D : 1];      ///< scale, zero
+  /// Scale and zero-point (channel axis), and where the patch has the channel of the first token.
+  Words<2> channel[kSparse ? D : 1];
 
   /// Octets of a step: rotary partners meet in it.
   static KVCC_HD constexpr int octet(int step, int second) {
     if (Config::kRope == Rope::half && step < kTurned) return step + second * kTurned;
     return 2 * step + second;
+  }
+  /// Inverse of octet(): where the patch of zero-points has a channel of its first token.
+  static KVCC_HD constexpr uint32_t patch_place(int channel) {
+    const int octet = channel / 8;
+    const bool apart = Config::kRope == Rope::half && octet < 2 * kTurned;
+    const int step = apart ? octet % larger(kTurned, 1) : octet / 2;
+    const int second = apart ? octet / larger(kTurned, 1) : octet % 2;
+    return Patch<D>::place(static_cast<uint32_t>(step), static_cast<uint32_t>(channel % 8 / 2),
+                           2u * static_cast<uint32_t>(second), static_cast<uint32_t>(channel % 2));
   }
 };
 
@@ -93,9 +102,14 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
       to[0] = pack_half2(scale[channel], scale[channel + 1]);
       to[1] = pack_half2(zero[channel], zero[channel + 1]);
     }
-    if constexpr (Tables::kSparse) {
-      for (int i = static_cast<int>(thread); i < D; i += KVCC_THREADS)
-        s.channel_scale[i] = pack_half2(scale[i], zero[i]);
+  }
+  if constexpr (Tables::kSparse) {
+    for (int i = static_cast<int>(thread); i < D; i += KVCC_THREADS) {
+      s.channel[i] = {{0u, Tables::patch_place(i)}};
+      if constexpr (Tables::kChannel) {
+        const int64_t at = static_cast<int64_t>(head) * D + i;
+        s.channel[i].word[0] = pack_half2(c.scale[at], c.zero[at]);
+      }
     }
   }
   for (int q = static_cast<int>(at.warp); q < group; q += kMmaWarps) {
@@ -114,7 +128,6 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
       const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + channel) : 0.0f;
       const float scaled = multiply(multiply(x, multiplier), scale);
       s.query[((q / 8 * Tables::kSteps + step) * 32 + q % 8 * 4 + column) * 4 + i % 4] = scaled;
-      if constexpr (Tables::kSparse) s.plain_query[(q / 8 * D + channel) * 8 + q % 8] = scaled;
     }
   }
   if constexpr (R > 0 && sizeof(s.relative) > 16) {
@@ -213,6 +226,27 @@ KVCC_DEVICE void multiply_step(float (&score)[kTiles][4], uint32_t (&a)[4], cons
   }
   KVCC_UNROLL
   for (int j = 0; j < kTiles; ++j) mma_16816(score[j], a, b[j][0], b[j][1]);
+}
+
+/// Turns of the page's keys `slot` + row and `slot` + row + 8 at step k and as many after it as share a load.
+template <class Config, class Tables, int kTogether>
+KVCC_DEVICE void load_turns(Words<2> (&turn)[kTogether][2], const Tables& s, const RelativeRow<Config>& relative,
+                            int slot, int k, const Lane& at) {
+  if (k >= Tables::kTurned) return;
+  KVCC_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t* row = s.relative + (slot + 8 * i + static_cast<int>(at.row)) * Tables::kRowWords;
+    if constexpr (sizeof(s.relative) <= 16) {
+      KVCC_UNROLL
+      for (int j = 0; j < kTogether; ++j) turn[j][i] = relative.entry(slot + 8 * i, k + j);
+    } else if constexpr (kTogether == 2) {
+      [[maybe_unused]] const auto both = *reinterpret_cast<const Words<4>*>(row + (k / 2 * 4 + at.column) * 4);
+      KVCC_UNROLL
+      for (int j = 0; j < 2; ++j) turn[j][i] = {{both.word[2 * j], both.word[2 * j + 1]}};
+    } else {
+      turn[0][i] = *reinterpret_cast<const Words<2>*>(row + (k * 4 + at.column) * 2);
+    }
+  }
 }
 
 /// Adds the scores of a page's 64 keys: score[m][j] the C fragment of tokens 16 m … and query tile j. Codes of part 0

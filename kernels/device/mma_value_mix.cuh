@@ -33,7 +33,7 @@ struct MmaValueMix {
     };
     WarpTotals<G> totals;
     Work work;
-    OutlierSums<Values::kSparse ? D : 16, kTiles> outliers[Values::kSparse ? kMmaWarps : 1];
+    Patch<Values::kSparse ? D : 16> patch[Values::kSparse ? kMmaWarps : 1];
   };
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 
@@ -43,8 +43,7 @@ struct MmaValueMix {
     if (!serves<Config>(p.cache.layer, work.head)) return;
     const Lane at = this_lane();
     if (thread_index() == 0) shared.work = work;
-    shared.values.levels.fill(Config::levels(p.cache.layer, work.head), thread_index());
-    if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
+    shared.values.fill(p.cache, work.head, thread_index());
     sync_block();
 
     Warp warp;
@@ -77,7 +76,7 @@ struct MmaValueMix {
         i = next;
         number = next_number;
       }
-      if (i < work.part.page_end) new_units<true>(most, shared, warp, at);
+      if (i < work.part.page_end) new_units(most, warp);
     }
     finish(p, shared, warp);
   }
@@ -121,9 +120,11 @@ struct MmaValueMix {
     if (exceeds(weight, warp, most)) return false;
     scale_weights(weight, warp);
     if constexpr (Values::kSparse) {
-      mix_outliers<Config>(shared.outliers[at.warp], p.cache, page, tile, head, weight, shared.values);
+      mix_sparse_page<Config>(warp.mix, codes, shared.patch[at.warp], p.cache, page, head, tile, weight, range,
+                              shared.values, at);
+    } else {
+      mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
     }
-    mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
     return true;
   }
 
@@ -133,7 +134,6 @@ struct MmaValueMix {
     const Lane at = this_lane();
     const Part& part = shared.work.part;
     settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
-    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
     KVCC_ROLLED
     for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
@@ -158,7 +158,7 @@ struct MmaValueMix {
       }
       if (ballot(value[0] != nullptr || value[1] != nullptr) == 0) continue;
       Most most;
-      if (exceeds(weight, warp, most)) new_units<false>(most, shared, warp, at);
+      if (exceeds(weight, warp, most)) new_units(most, warp);
       scale_weights(weight, warp);
       mix_exact(warp.mix, weight[0], value, at);
     }
@@ -215,8 +215,7 @@ struct MmaValueMix {
 
   /// A new reference, the least power of two above the weights so far, less the weights' exponent, and what was
   /// gathered so far in its unit.
-  template <bool kPages>
-  static KVCC_DEVICE void new_units(const Most& most, Shared& shared, Warp& warp, const Lane& at) {
+  static KVCC_DEVICE void new_units(const Most& most, Warp& warp) {
     if (ballot(most.large) != 0) warp.weight_exponent = 0;
     float factor[kTiles][2];
     KVCC_UNROLL
@@ -237,7 +236,6 @@ struct MmaValueMix {
       }
     }
     warp.mix.scale(factor);
-    if constexpr (Values::kSparse && kPages) shared.outliers[at.warp].scale(factor, at);
   }
 
   static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block) {

@@ -1,112 +1,131 @@
-// The sparse part of a page of values: what each outlier differs from the decoded value that stands in its place, times
-// its token's weights, added to its channel's sums. Each lane prepares one record of 32, and adds all of them to the
-// sums of one query: no two lanes write one sum.
+// The mix of values with a sparse part, by a patch (mma_patch.cuh). Token axis: the patch holds half of what the
+// outliers differ from their decoded values, 0 elsewhere, and meets twice the weights in products of its own; decoding
+// stays without arithmetic. Channel axis: it holds the zero-points, as for keys, and values are decoded in full.
+//   cost: see tests/kernels/ptx/test_full_outliers.py
 #pragma once
 
+#include "kernels/device/mma_patch.cuh"
 #include "kernels/device/mma_values.cuh"
 
 namespace kvcc::device {
 
-/// A warp's memory: the weights of a page, and sums of the outliers' shares in the unit of Mix::reference.
-template <int D, int kTiles>
-struct OutlierSums {
-  alignas(16) float weight[kTiles * 64 * 8];  ///< [tile of queries, token, 8]
-  alignas(16) float sum[kTiles * 2 * D * 4];  ///< [tile of queries, 8 / 4, channel, 4]
-
-  /// Of query 2 t (and 2 t + 1 beside it), as C fragments have them.
-  static KVCC_HD constexpr int place(int tile, int channel, int column) {
-    return ((tile * 2 + column / 2) * D + channel) * 4 + column % 2 * 2;
-  }
-  /// The warp's own order; a warp barrier must follow.
-  KVCC_DEVICE void clear(uint32_t lane) {
-    for (uint32_t i = lane; i < kTiles * 2 * D; i += 32) *reinterpret_cast<Float4*>(sum + 4 * i) = {};
-  }
-  /// As Mix::scale. Barriers before and after: other lanes write these sums.
-  KVCC_DEVICE void scale(const float (&factor)[kTiles][2], const Lane& at) {
-    sync_warp();
-    KVCC_UNROLL
-    for (int j = 0; j < kTiles; ++j) {
-      for (int i = 0; i < D / 8; ++i) {
-        auto* both = reinterpret_cast<Float2*>(sum + place(j, 8 * i + at.row, at.column));
-        Float2 now = *both;
-        now.x[0] = multiply(now.x[0], factor[j][0]);
-        now.x[1] = multiply(now.x[1], factor[j][1]);
-        *both = now;
-      }
-    }
-    sync_warp();
-  }
-};
-
-/// Adds a page's outliers: weight as mix_page takes it.
-template <class Config, class Tables, int kTiles>
-KVCC_DEVICE void mix_outliers(OutlierSums<Config::kHeadDim, kTiles>& sums, const KvccCache& c, uint8_t* page,
-                              const uint32_t* tile, int32_t head, const float (&weight)[kMmaSteps][kTiles][4],
-                              const Tables& s) {
-  const Lane at = fresh_lane();
-  constexpr int D = Config::kHeadDim;
-  const uint16_t* const ends = mma_ends<Config>(c, page, head);
-  const mma::Record* const list = mma_records<Config>(c, page, head);
-  const uint32_t count = record_count<Config>(c, ends);
-  if (count == 0) return;
-  KVCC_UNROLL
-  for (int m = 0; m < kMmaSteps; ++m) {
-    KVCC_UNROLL
-    for (int j = 0; j < kTiles; ++j) {
-      KVCC_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t token = 16 * m + 8 * i + at.row;
-        *reinterpret_cast<Float2*>(sums.weight + (j * 64 + token) * 8 +
-                                   2 * at.column) = {{weight[m][j][2 * i], weight[m][j][2 * i + 1]}};
-      }
-    }
-  }
-  sync_warp();
-  const uint32_t lane_at = s.levels.lane_offset(at.lane);
-  const uint32_t query = at.lane % (kTiles * kMmaQueries), tile_of = query / kMmaQueries, in_tile = query % kMmaQueries;
-  KVCC_ROLLED
-  for (uint32_t first = 0; first < count; first += 32) {
-    const bool any = first + at.lane < count;
-    const uint32_t mine = any ? first + at.lane : first;
-    const mma::Record record = list[mine];
-    const mma::Element element = mma::record_element(record.place, class_of_record<Config>(ends, mine));
-    const float level = low_half(record_level<Config>(s.levels, tile, record.place, element, lane_at));
-    float scale, zero;
-    if constexpr (Tables::kChannel) {
-      const int64_t channel = static_cast<int64_t>(head) * D + element.channel;
-      scale = c.scale[channel];
-      zero = c.zero[channel];
-    } else {
-      const linear::RangeRecord range = mma_ranges<Config>(c, page)[element.token];
-      scale = half_to_float(range.scale);
-      zero = half_to_float(range.zero);
-    }
-    const float differs = add(half_to_float(record.value), -fused_multiply_add(level, scale, zero));
-    const uint32_t places = element.token | element.channel << 8, last = count - first < 32u ? count - first : 32u;
-    KVCC_ROLLED
-    for (uint32_t i = 0; i < last; ++i) {
-      const uint32_t where = shuffle(places, i);
-      const float by = bits_float(shuffle(float_bits(differs), i));
-      const float w = sums.weight[(tile_of * 64 + (where & 255u)) * 8 + in_tile];
-      float& sum = sums.sum[((tile_of * 2 + in_tile / 4) * D + (where >> 8)) * 4 + in_tile % 4];
-      if (at.lane < kTiles * kMmaQueries) sum = fused_multiply_add(w, by, sum);
-    }
-  }
-  sync_warp();  // before the weights are written again, and sums by other lanes
+/// Where a value's number lies in a patch. token: of the patch.
+template <int D>
+KVCC_DEVICE uint32_t value_place(uint32_t channel, uint32_t token) {
+  const uint32_t lane = channel % 8u * 4u + token % 8u / 2u, word = channel / 8u % 2u + token / 8u % 2u * 2u;
+  return Patch<D>::place(channel / 16u, lane, word, token % 2u) + token / 16u * Patch<D>::kRun;
 }
 
-/// Adds all outliers' shares, after settle().
-template <int D, int kTiles>
-KVCC_DEVICE void add_outliers(Mix<D, kTiles>& mix, const OutlierSums<D, kTiles>& sums, const Lane& at) {
-  sync_warp();
+/// Adds what a page's outliers differ from their decoded values, weighted; token axis. weight as mix_page takes it.
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void mix_outliers(Mix<Config::kHeadDim, kTiles>& mix, Patch<Config::kHeadDim>& differs, const KvccCache& c,
+                              uint8_t* page, const PageRecords& records, const uint32_t* tile,
+                              const float (&weight)[kMmaSteps][kTiles][4], const Tables& s, const Lane& at) {
+  constexpr int D = Config::kHeadDim;
+  using Differs = Patch<D>;
+  constexpr Half2 kMinusHalf = 0xb800b800u, kHalf = 0x38003800u, kTwo = 0x40004000u;
+  const uint32_t lane_at = s.levels.lane_offset(at.lane);
+  const auto* const ranges = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page));
+  uint32_t used = 0;
+  bool mine = false, many = true;
   KVCC_UNROLL
-  for (int j = 0; j < kTiles; ++j) {
-    KVCC_UNROLL
-    for (int i = 0; i < D / 8; ++i) {
-      const Float2 both = *reinterpret_cast<const Float2*>(sums.sum + sums.place(j, 8 * i + at.row, at.column));
-      mix.sum[j][i / 2][i % 2 * 2] = add(mix.sum[j][i / 2][i % 2 * 2], both.x[0]);
-      mix.sum[j][i / 2][i % 2 * 2 + 1] = add(mix.sum[j][i / 2][i % 2 * 2 + 1], both.x[1]);
+  for (int m = 0; m < kMmaSteps; m += Differs::kRuns) {
+    const BandRecords<Differs::kBands> these(records, 2 * m, at.lane);
+    sync_warp();
+    if (many) {
+      KVCC_UNROLL
+      for (int i = 0; i < Differs::kRuns * D / 16; ++i) differs.fragment[i * 32 + static_cast<int>(at.lane)] = {};
+    } else if (mine) {
+      differs.number(used) = 0;
     }
+    sync_warp();
+    mine = false;
+    these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
+      const uint32_t token = 8u * band + (record >> 8 & 7u), range = ranges[static_cast<uint32_t>(16 * m) + token];
+      const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
+      const Half2 decoded = fma_half2(level, range, range >> 16);
+      used = value_place<D>(record & 255u, token);
+      differs.number(used) = finite_half(fma_half2(decoded, kMinusHalf, multiply_half2(record >> 16, kHalf)));
+      mine = true;
+    });
+    many = these.many();
+    sync_warp();
+    KVCC_UNROLL
+    for (int run = 0; run < Differs::kRuns; ++run) {
+      uint32_t b[kTiles][2];
+      weight_fragments(b, weight[m + run]);
+      KVCC_UNROLL
+      for (int i = 0; i < kTiles * 2; ++i) b[i / 2][i % 2] = multiply_half2(b[i / 2][i % 2], kTwo);
+      KVCC_UNROLL
+      for (int i = 0; i < D / 16; ++i) {
+        const Words<4> a = differs.at(run, i, at.lane);
+        KVCC_UNROLL
+        for (int j = 0; j < kTiles; ++j) mma_16816(mix.sum[j][i], a.word, b[j][0], b[j][1]);
+      }
+    }
+  }
+}
+
+/// As mix_page, of a page with a sparse part on the channel axis; what it gathers needs no settle().
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void mix_patched_page(Mix<Config::kHeadDim, kTiles>& mix, MmaCodes<Config>& codes,
+                                  Patch<Config::kHeadDim>& zeros, const PageRecords& records, const uint32_t* tile,
+                                  const float (&weight)[kMmaSteps][kTiles][4], const Tables& s, const Lane& at) {
+  constexpr int D = Config::kHeadDim;
+  using Codes = MmaCodes<Config>;
+  using Zeros = Patch<D>;
+  const uint32_t lane_at = s.levels.lane_offset(at.lane);
+  KVCC_UNROLL
+  for (int m = 0; m < kMmaSteps; ++m) {
+    const int run = m % Codes::kRuns, patched = m % Zeros::kRuns;
+    if (m > 0 && run == 0) codes.load(tile, m / Codes::kRuns, at.lane);
+    if (patched == 0) {
+      const BandRecords<Zeros::kBands> these(records, 2 * m, at.lane);
+      sync_warp();
+      KVCC_UNROLL
+      for (int i = 0; i < Zeros::kRuns * D / 16; ++i) {
+        const auto zero = *reinterpret_cast<const Words<2>*>(s.channels.zero + (i % (D / 16) * 8 + at.row) * 2);
+        zeros.fragment[i * 32 + static_cast<int>(at.lane)] = {{zero.word[0], zero.word[1], zero.word[0], zero.word[1]}};
+      }
+      sync_warp();
+      these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
+        const uint32_t scale = s.channels.scale[s.channels.place(static_cast<int>(record & 255u))];
+        const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
+        zeros.number(value_place<D>(record & 255u, 8u * band + (record >> 8 & 7u))) =
+            finite_half(fma_half2(negate_half2(level), scale, record >> 16));
+      });
+      sync_warp();
+    }
+    uint32_t b[kTiles][2];
+    weight_fragments(b, weight[m]);
+    KVCC_UNROLL
+    for (int i = 0; i < D / 16; ++i) {
+      const Words<4> zero = zeros.at(patched, i, at.lane);
+      const auto scale = *reinterpret_cast<const Words<2>*>(s.channels.scale + (i * 8 + at.row) * 2);
+      uint32_t a[4];
+      KVCC_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const Half2 level = level_pair(s.levels, codes, 2 * run + e / 2, 2 * i + e % 2, lane_at);
+        a[e] = fma_half2(level, scale.word[e % 2], zero.word[e]);
+      }
+      KVCC_UNROLL
+      for (int j = 0; j < kTiles; ++j) mma_16816(mix.sum[j][i], a, b[j][0], b[j][1]);
+    }
+  }
+}
+
+/// As mix_page, of a page with a sparse part.
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void mix_sparse_page(Mix<Config::kHeadDim, kTiles>& mix, MmaCodes<Config>& codes,
+                                 Patch<Config::kHeadDim>& patch, const KvccCache& c, uint8_t* page, int32_t head,
+                                 const uint32_t* tile, const float (&weight)[kMmaSteps][kTiles][4],
+                                 const uint32_t (&range)[8], const Tables& s, const Lane& at) {
+  const auto records = PageRecords::of<Config>(c, page, head);
+  if constexpr (Tables::kPatched) {
+    mix_patched_page<Config>(mix, codes, patch, records, tile, weight, s, at);
+  } else {
+    mix_outliers<Config>(mix, patch, c, page, records, tile, weight, s, at);
+    mix_page<Config>(mix, codes, tile, weight, range, s, at);
   }
 }
 

@@ -15,13 +15,36 @@ namespace kvcc::device {
 /// Weights lie in [0, 2^kWeightExponent] where scales of tokens stay below 2, else in [0, 1]: no product overflows.
 constexpr int kWeightExponent = 14;
 
-/// What a block keeps in shared memory to read values, and a warp for the sparse part.
+/// What the sparse part on the channel axis needs beside the levels, in the order of fragments: fp16, twice in a word.
+template <int D>
+struct ValueChannels {
+  alignas(16) uint32_t scale[D], zero[D];  ///< [channel / 16, channel mod 8, channel / 8 mod 2]
+
+  static KVCC_HD constexpr int place(int channel) { return (channel / 16 * 8 + channel % 8) * 2 + channel / 8 % 2; }
+  KVCC_DEVICE void fill(const KvccCache& c, int32_t head, uint32_t thread) {
+    for (int i = static_cast<int>(thread); i < D; i += KVCC_THREADS) {
+      const int64_t channel = static_cast<int64_t>(head) * D + i;
+      scale[place(i)] = pack_half2(c.scale[channel], c.scale[channel]);
+      zero[place(i)] = pack_half2(c.zero[channel], c.zero[channel]);
+    }
+  }
+};
+
+/// What a block keeps in shared memory to read values.
 template <class Config, Table kTable>
 struct ValueTables {
   static constexpr int D = Config::kHeadDim;
   static constexpr bool kSparse = kMmaSparse<Config>, kChannel = Config::kAxis == Axis::channel;
   static_assert(D % 16 == 0);
+  static constexpr bool kPatched = kSparse && kChannel;  ///< values are decoded in full
   LevelTable<Config::kBits, kTable> levels;
+  ValueChannels<kPatched ? D : 2> channels;
+
+  /// A barrier must follow.
+  KVCC_DEVICE void fill(const KvccCache& c, int32_t head, uint32_t thread) {
+    levels.fill(Config::levels(c.layer, head), thread);
+    if constexpr (kPatched) channels.fill(c, head, thread);
+  }
 };
 
 /// What a warp gathers: for queries 2 t and 2 t + 1 of each tile of queries. sum[j][channel / 16] are C fragments.
@@ -172,6 +195,7 @@ KVCC_DEVICE void mix_exact(Mix<D, kTiles>& mix, const float (&weight)[kTiles][4]
 /// Turns what mix_page gathered into values: scales and zero-points of the channel axis, or the tokens' zero-points.
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void settle(Mix<Config::kHeadDim, kTiles>& mix, const KvccCache& c, int32_t head, const Lane& at) {
+  if constexpr (Tables::kPatched) return;
   KVCC_UNROLL
   for (int j = 0; j < kTiles; ++j) {
     float all[2];

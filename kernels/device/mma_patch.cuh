@@ -1,0 +1,91 @@
+// The sparse part in the order in which tensor cores take it. A warp keeps a patch in shared memory: fp16 numbers of 16
+// tokens (32 of a narrow head), every lane's where its fragments want them. Each lane takes one of the tokens' records,
+// which lie one after another, and writes the number that its element needs; then the dense part reads the patch as it
+// decodes, 128 bits a lane. Nothing is searched, nothing diverges, no two lanes write one number.
+#pragma once
+
+#include "kernels/device/mma_common.cuh"
+
+namespace kvcc::device {
+
+/// [run of 16 tokens, step of 16 channels, lane]: one A fragment, 128 bits a lane.
+template <int kHeadDim>
+struct Patch {
+  static constexpr int D = kHeadDim, kSteps = D / 16;
+  static constexpr int kRuns = D <= 64 ? 2 : 1;  ///< of 16 tokens: so that a warp's records occupy its lanes
+  static constexpr int kBands = 2 * kRuns;
+  Words<4> fragment[kRuns * kSteps * 32];
+
+  KVCC_DEVICE const Words<4>& at(int run, int step, uint32_t lane) const {
+    return fragment[(run * kSteps + step) * 32 + static_cast<int>(lane)];
+  }
+  /// Where the numbers of an A fragment lie, counted in them. word: of the lane's four.
+  static KVCC_HD constexpr uint32_t place(uint32_t step, uint32_t lane, uint32_t word, uint32_t half) {
+    return ((step * 32u + lane) * 4u + word) * 2u + half;
+  }
+  static constexpr uint32_t kRun = kSteps * 32u * 8u;  ///< numbers of a run
+  KVCC_DEVICE uint16_t& number(uint32_t place) { return reinterpret_cast<uint16_t*>(fragment)[place]; }
+};
+
+/// A page's records of one head, on their way. Class ends that no pack wrote lead neither past the list nor back.
+struct PageRecords {
+  const uint32_t* list;  ///< mma::Record: place, then value
+  uint32_t capacity;
+  Words<4> ends;  ///< two classes a word
+
+  template <class Config>
+  static KVCC_DEVICE PageRecords of(const KvccCache& c, uint8_t* page, int32_t head) {
+    return {reinterpret_cast<const uint32_t*>(mma_records<Config>(c, page, head)),
+            static_cast<uint32_t>(c.sparse_capacity),
+            *reinterpret_cast<const Words<4>*>(mma_ends<Config>(c, page, head))};
+  }
+  /// Records of the bands before `band`.
+  KVCC_DEVICE uint32_t end(int band) const {
+    if (band == 0) return 0u;
+    const uint32_t both = ends.word[(band - 1) / 2], last = band % 2 == 0 ? both >> 16 : both & 0xffffu;
+    return last < capacity ? last : capacity;
+  }
+};
+
+/// The records of kBands bands of 8 tokens: [begin, end) of the list, the lane's first one loaded.
+template <int kBands>
+struct BandRecords {
+  uint32_t begin, end, first;
+
+  KVCC_DEVICE BandRecords(const PageRecords& from, int band, uint32_t lane)
+      : begin(from.end(band)), end(from.end(band + kBands)), first(0) {
+    if (begin + lane < end) first = from.list[begin + lane];
+  }
+  KVCC_DEVICE bool many() const { return end > begin + 32u; }  ///< more than a warp's lanes
+
+  /// Calls place(record, its band) for the lane's records.
+  template <class Place>
+  KVCC_DEVICE void each(const PageRecords& from, int band, uint32_t lane, const Place& place) const {
+    uint32_t record = first;
+    KVCC_ROLLED
+    for (uint32_t i = begin + lane; i < end;) {
+      uint32_t in = 0;
+      KVCC_UNROLL
+      for (int b = 1; b < kBands; ++b) in += i >= from.end(band + b) ? 1u : 0u;
+      place(record, in);
+      i += 32u;
+      if (i < end) record = from.list[i];
+    }
+  }
+};
+
+/// Level of the code that a record names, in the low half. band: of the page.
+template <class Config, Table kTable>
+KVCC_DEVICE Half2 patch_level(const LevelTable<Config::kBits, kTable>& levels, const uint32_t* tile, uint32_t record,
+                              uint32_t band, uint32_t lane_offset) {
+  const uint32_t place = record & 0xffffu;
+  return record_level<Config>(levels, tile, place, mma::record_element(place, band), lane_offset);
+}
+
+/// The low half, infinities as the greatest number: one element out of range would poison what it is added to.
+KVCC_DEVICE uint16_t finite_half(Half2 x) {
+  const uint32_t magnitude = x & 0x7fffu;
+  return static_cast<uint16_t>((magnitude < 0x7bffu ? magnitude : 0x7bffu) | (x & 0x8000u));
+}
+
+}  // namespace kvcc::device
