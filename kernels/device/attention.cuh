@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "kernels/device/attention_block.cuh"
 #include "kernels/device/mma_key_outliers.cuh"
 #include "kernels/device/mma_merge.cuh"
 #include "kernels/device/mma_value_outliers.cuh"
@@ -22,7 +23,7 @@ struct AttentionShared {
   using Key = typename Config::Key;
   using Value = typename Config::Value;
   static constexpr int D = Key::kHeadDim, G = Config::kGroupTile;
-  using Plan = WarpPlan<D, G>;
+  static constexpr int kTiles = G / kMmaQueries;
   using Keys = KeyTables<Key, G, kKeyTable, kRelative>;
   using Values = ValueTables<Value, kValueTable>;
   struct Tables {
@@ -35,9 +36,9 @@ struct AttentionShared {
   };
   WarpTotals<G> totals;
   /// Where registers do not suffice for keys beside all that is gathered of the values.
-  static constexpr bool kPark = D * Plan::kTiles > 192;
+  static constexpr bool kPark = D * kTiles > 192;
   static constexpr int kParkedSums = D > 192 ? 8 : kMmaSparse<Key> || Values::kSparse ? 2 : 0;
-  float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, Plan::kTiles>::parked(kParkedSums) * 32 : 1];
+  float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
   static constexpr bool kSparse = Keys::kSparse || Values::kSparse;
@@ -60,17 +61,17 @@ struct AttentionLayout {
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 };
 
+/// Warps take whole pages.
 template <class Config>
-struct Attention {
+struct AttentionByWarp {
   using Params = KvccAttentionParams;
   using Key = typename Config::Key;
   using Value = typename Config::Value;
   using Shared = typename AttentionLayout<Config>::Shared;
   using Keys = typename Shared::Keys;
   using Values = typename Shared::Values;
-  using Plan = typename Shared::Plan;
   static constexpr int kThreads = KVCC_THREADS;
-  static constexpr int D = Shared::D, G = Shared::G, kTiles = Plan::kTiles;
+  static constexpr int D = Shared::D, G = Shared::G, kTiles = Shared::kTiles;
   /// Three where neither registers nor shared memory (228 KiB at most) forbid it.
   static constexpr int kMinBlocks =
       kTiles == 1 && D <= 128 && sizeof(Shared) <= 76 * 1024 &&
@@ -97,23 +98,22 @@ struct Attention {
     sync_block();
 
     Warp warp;
-    warp.first_tile = Plan::set(at.warp) * kTiles;
     warp.mix.clear(kNoReference);
     if constexpr (Key::kRope == Rope::none) {
-      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, 0, at);
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, 0, at);
     }
-    int32_t i = work.part.page + Plan::member(at.warp), next_key = 0, next_value = 0;
+    int32_t i = work.part.page + static_cast<int32_t>(at.warp), next_key = 0, next_value = 0;
     if (i < work.part.page_end) {
       next_key = page_number(p.key, block.z, i);
       next_value = page_number(p.value, block.z, i);
     }
     KVCC_ROLLED
-    for (; i < work.part.page_end; i += Plan::kWarps) {
+    for (; i < work.part.page_end; i += kMmaWarps) {
       uint8_t* const key_page = page_at(p.key, next_key);
       uint8_t* const value_page = page_at(p.value, next_value);
-      if (i + Plan::kWarps < work.part.page_end) {
-        next_key = page_number(p.key, block.z, i + Plan::kWarps);
-        next_value = page_number(p.value, block.z, i + Plan::kWarps);
+      if (i + kMmaWarps < work.part.page_end) {
+        next_key = page_number(p.key, block.z, i + kMmaWarps);
+        next_value = page_number(p.value, block.z, i + kMmaWarps);
       }
       add_page(p, shared, visible_slots(work.context, i), work.head, i, key_page, value_page, warp, at);
     }
@@ -127,7 +127,6 @@ struct Attention {
     Mix<D, kTiles> mix;
     QueryFragments<Keys::kSteps, kTiles> query;
     float weight_exponent = kWeightExponent;
-    int first_tile;
   };
 
   /// Page i of the sequence.
@@ -147,7 +146,7 @@ struct Attention {
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (kLate) key_codes.load(key_tile, 0, at.lane);
     if constexpr (Key::kRope != Rope::none) {
-      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, block, at);
     }
     if constexpr (Keys::kSparse) {
       const auto records = PageRecords::of<Key>(p.key, key_page, head);
@@ -191,10 +190,10 @@ struct Attention {
     const Part& part = shared.work.part;
     settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
     KVCC_ROLLED
-    for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
+    for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
     }
-    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, this_lane());
+    merge_warps(warp.mix, shared.merged, shared.totals, this_lane());
     store(p, shared, block);
   }
 
@@ -204,7 +203,7 @@ struct Attention {
     const Context& context = shared.work.context;
     const int32_t head = shared.work.head;
     if constexpr (Key::kRope != Rope::none) {
-      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, warp.first_tile, block, at);
+      turn_queries<Key>(warp.query, shared.tables.keys, p.rope, block, at);
     }
     KVCC_ROLLED
     for (int32_t r = static_cast<int32_t>(at.row); r < KVCC_ROPE_BLOCK; r += 16) {
@@ -241,7 +240,7 @@ struct Attention {
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        back[j][q] = shared.tables.keys.back[(warp.first_tile + j) * kMmaQueries + 2 * at.column + q];
+        back[j][q] = shared.tables.keys.back[j * kMmaQueries + 2 * at.column + q];
         float most = maximum(score[0][j][q], score[0][j][q + 2]);
         KVCC_UNROLL
         for (int m = 1; m < kRuns; ++m) most = maximum(most, maximum(score[m][j][q], score[m][j][q + 2]));
@@ -282,7 +281,7 @@ struct Attention {
     const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group;  // of one sequence
     for (int i = static_cast<int>(thread_index()); i < work.queries * D; i += kThreads) {
       const int query = i / D, channel = i % D;
-      const MergedTotal total = merged_total<Plan>(shared.totals, query);
+      const MergedTotal total = merged_total(shared.totals, query);
       const float sum = shared.merged.sum[query * shared.merged.kStride + channel];
       if (p.splits == 1) {
         p.out[(block.z * rows + first_row + query) * D + channel] = total.total > 0.0f ? sum / total.total : 0.0f;
@@ -298,6 +297,10 @@ struct Attention {
     }
   }
 };
+
+template <class Config>
+struct Attention : std::conditional_t<kByBlock<Config::Key::kHeadDim, Config::kGroupTile>, AttentionByBlock<Config>,
+                                      AttentionByWarp<Config>> {};
 
 /// Combines the splits of Attention, in order. Grid: kvcc_grid_mma_attention_merge. Launched only when splits > 1.
 template <class Config>

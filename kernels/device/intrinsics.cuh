@@ -336,6 +336,27 @@ KVCC_DEVICE Words<n> load_streamed(const void* from) {
 #endif
 }
 
+/// The same, kept in the L1 cache: words of which the warps of a block take parts.
+template <int n>
+KVCC_DEVICE Words<n> load_cached(const void* from) {
+  static_assert(n == 1 || n == 2 || n == 4);
+#if defined(__CUDA_ARCH__)
+  Words<n> w;
+  if constexpr (n == 4) {
+    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
+        : "l"(from));
+  } else if constexpr (n == 2) {
+    asm("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(w.word[0]), "=r"(w.word[1]) : "l"(from));
+  } else {
+    asm("ld.global.nc.u32 %0, [%1];" : "=r"(w.word[0]) : "l"(from));
+  }
+  return w;
+#else
+  return *static_cast<const Words<n>*>(from);
+#endif
+}
+
 /// 16 bytes from global to shared memory, both 16-byte aligned, complete after copy_async_wait and a barrier.
 KVCC_DEVICE void copy_async_16(void* shared, const void* global KVCC_PLACE_NEXT) {
 #if defined(__CUDA_ARCH__)

@@ -274,9 +274,9 @@ struct LevelTable {
   }
 };
 
-/// Pair (band, octet) of what MmaCodes holds; bands counted from its part's first.
-template <class Config, Table kTable>
-KVCC_DEVICE Half2 level_pair(const LevelTable<Config::kBits, kTable>& levels, const MmaCodes<Config>& codes, int band,
+/// Pair (band, octet) of what MmaCodes or RunCodes hold; bands counted from their first.
+template <class Config, template <class> class Codes, Table kTable>
+KVCC_DEVICE Half2 level_pair(const LevelTable<Config::kBits, kTable>& levels, const Codes<Config>& codes, int band,
                              int octet, uint32_t lane_offset) {
   const int e = band * (Config::kHeadDim / 8) + octet;
   return levels.pair(codes.word + e / 16 * Config::kBits, e % 16, lane_offset);

@@ -59,6 +59,7 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
       sync_warp();
       mine = false;
       these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
+        if (!is_of_head<Tables::D>(record)) return;
         const Words<2> channel = s.channel[record & 255u];
         uint32_t scale = channel.word[0];
         if constexpr (!Tables::kChannel) {

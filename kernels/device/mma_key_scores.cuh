@@ -1,30 +1,29 @@
 // key_scores of layout mma-1: one block takes a part of the context and up to kGroupTile queries of one KV head; each
 // warp streams whole tiles, and a decoded key meets all of a warp's queries on the tensor cores.
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_key_scores
-//   bound codes are read once a group tile, in 128-bit loads; twice, by two sets of warps (mma_merge.cuh), where
-//   kGroupTile is 16 and a head has more than 128 channels
+//   bound codes are read and decoded once a group tile, in 128-bit loads
 //   error as in mma_keys.cuh
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/device/mma_key_outliers.cuh"
-#include "kernels/device/mma_merge.cuh"
+#include "kernels/device/mma_key_scores_block.cuh"
 
 namespace kvcc::device {
 
 template <class Config, Table kTable, bool kRelative>
 struct KeyScoresShared {
   static constexpr int G = Config::kGroupTile;
-  using Plan = WarpPlan<Config::kHeadDim, G>;
   using Keys = KeyTables<Config, G, kTable, kRelative>;
   Keys keys;
   Work work;
   Patch<Keys::kSparse ? Config::kHeadDim : 16> patch[Keys::kSparse ? kMmaWarps : 1];
 };
 
+/// Warps take whole pages.
 template <class Config>
-struct MmaKeyScores {
+struct KeyScoresByWarp {
   using Params = KvccMmaKeyScoresParams;
   static constexpr Table kFast = fastest_table(Config::kBits), kSmall = smallest_table(Config::kBits);
   template <class A, class B>
@@ -33,9 +32,8 @@ struct MmaKeyScores {
                        First<KeyScoresShared<Config, kFast, false>, KeyScoresShared<Config, kSmall, false>>>;
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
   using Keys = typename Shared::Keys;
-  using Plan = typename Shared::Plan;
   static constexpr int kThreads = KVCC_THREADS;
-  static constexpr int D = Config::kHeadDim, G = Config::kGroupTile, kTiles = Plan::kTiles;
+  static constexpr int D = Config::kHeadDim, G = Config::kGroupTile, kTiles = G / kMmaQueries;
   static constexpr int kMinBlocks = D * kTiles < 128 ? 4 : kTiles == 1 && D <= 192 ? 3 : 2;
   static_assert(Config::kTensor == mma::Tensor::key);
 
@@ -48,7 +46,6 @@ struct MmaKeyScores {
     Warp warp;
     warp.row = work.row(block.z, p.cache.heads, p.group);
     warp.queries = work.queries;
-    warp.first_tile = Plan::set(at.warp) * kTiles;
     if (thread_index() == 0) shared.work = work;
     fill_key_tables<Keys, Config>(shared.keys, p.cache, p.rope, work.head, p.query, warp.row, warp.queries, G,
                                   p.multiplier);
@@ -57,23 +54,24 @@ struct MmaKeyScores {
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        warp.back[j][q] = shared.keys.back[(warp.first_tile + j) * kMmaQueries + 2 * at.column + q];
+        warp.back[j][q] = shared.keys.back[j * kMmaQueries + 2 * at.column + q];
       }
     }
     if constexpr (Config::kRope == Rope::none) {
-      turn_queries<Config>(warp.query, shared.keys, p.rope, warp.first_tile, 0, at);
+      turn_queries<Config>(warp.query, shared.keys, p.rope, 0, at);
     }
     warp.word = first_word<Config>(p.cache, work.head);
-    int32_t i = work.part.page + Plan::member(at.warp), next = 0;
+    int32_t i = work.part.page + static_cast<int32_t>(at.warp), next = 0;
     if (i < work.part.page_end) next = page_number(p.cache, block.z, i);
     KVCC_ROLLED
-    for (; i < work.part.page_end; i += Plan::kWarps) {
+    for (; i < work.part.page_end; i += kMmaWarps) {
       uint8_t* const page = page_at(p.cache, next);
-      if (i + Plan::kWarps < work.part.page_end) next = page_number(p.cache, block.z, i + Plan::kWarps);
+      if (i + kMmaWarps < work.part.page_end) next = page_number(p.cache, block.z, i + kMmaWarps);
       score_one_page(p, shared, visible_slots(work.context, i), work.head, i, page, warp, at);
     }
     KVCC_ROLLED
-    for (int32_t i = shared.work.part.tile + Plan::member(at.warp); i < shared.work.part.tile_end; i += Plan::kWarps) {
+    for (int32_t i = shared.work.part.tile + static_cast<int32_t>(at.warp); i < shared.work.part.tile_end;
+         i += kMmaWarps) {
       score_one_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
     }
   }
@@ -83,7 +81,7 @@ struct MmaKeyScores {
     QueryFragments<Keys::kSteps, kTiles> query;
     float back[kTiles][2];
     int64_t row;  ///< of the group tile's first query
-    int queries, first_tile;
+    int queries;
     uint32_t word;  ///< of the head's tile in a page
   };
 
@@ -97,7 +95,7 @@ struct MmaKeyScores {
     uint32_t range[8] = {};
     if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, page, slots, at.row, range);
     if constexpr (Config::kRope != Rope::none) {
-      turn_queries<Config>(warp.query, shared.keys, p.rope, warp.first_tile, block, at);
+      turn_queries<Config>(warp.query, shared.keys, p.rope, block, at);
     }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
@@ -123,7 +121,7 @@ struct MmaKeyScores {
     const Context& context = shared.work.context;
     const int32_t head = shared.work.head;
     if constexpr (Config::kRope != Rope::none) {
-      turn_queries<Config>(warp.query, shared.keys, p.rope, warp.first_tile, block, at);
+      turn_queries<Config>(warp.query, shared.keys, p.rope, block, at);
     }
     KVCC_ROLLED
     for (int32_t r = static_cast<int32_t>(at.row); r < KVCC_ROPE_BLOCK; r += 16) {
@@ -145,7 +143,7 @@ struct MmaKeyScores {
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        const int query = (warp.first_tile + j) * kMmaQueries + 2 * static_cast<int>(at.column) + q;
+        const int query = j * kMmaQueries + 2 * static_cast<int>(at.column) + q;
         if (visible && query < warp.queries) {
           p.scores[(warp.row + query) * p.scores_stride + position] = multiply(score[j][2 * half + q], warp.back[j][q]);
         }
@@ -153,5 +151,9 @@ struct MmaKeyScores {
     }
   }
 };
+
+template <class Config>
+struct MmaKeyScores : std::conditional_t<kByBlock<Config::kHeadDim, Config::kGroupTile>, KeyScoresByBlock<Config>,
+                                         KeyScoresByWarp<Config>> {};
 
 }  // namespace kvcc::device

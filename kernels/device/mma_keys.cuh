@@ -18,6 +18,7 @@ template <class Config, int kGroup, Table kTable, bool kRelative>
 struct KeyTables {
   static constexpr int D = Config::kHeadDim, R = Config::kRotaryDim, kSteps = D / 16, kTurned = R / 16;
   static constexpr bool kSparse = kMmaSparse<Config>, kChannel = Config::kAxis == Axis::channel;
+  static constexpr bool kRelativeHere = kRelative && R > 0;
   static_assert(D % 16 == 0 && R % 16 == 0 && R <= D);
   static_assert(Config::kRope == Rope::none ? R == 0 : R > 0);
   /// Entries of two steps are loaded at once where there are pairs of steps. Rows are then padded to an odd number of
@@ -33,7 +34,7 @@ struct KeyTables {
   alignas(16) float query[kGroup / 8 * kSteps * 32 * 4];
   float back[kGroup];  ///< inverse of the powers of two
   /// [slot, step, column] as entry() has it.
-  alignas(16) uint32_t relative[kRelative && R > 0 ? KVCC_ROPE_BLOCK* kRowWords : 4];
+  alignas(16) uint32_t relative[kRelativeHere ? KVCC_ROPE_BLOCK * kRowWords : 4];
   /// Scale and zero-point (channel axis), and where the patch has the channel of the first token.
   Words<2> channel[kSparse ? D : 1];
 
@@ -89,7 +90,7 @@ KVCC_DEVICE int32_t query_exponent(float greatest) {
 template <class Tables, class Config>
 KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& rope, int32_t head, const void* query,
                                  int64_t first_row, int queries, int group, float multiplier) {
-  constexpr int D = Tables::D, R = Tables::R;
+  constexpr int D = Tables::D;
   const Lane at = this_lane();
   const uint32_t thread = thread_index();
   s.levels.fill(Config::levels(c.layer, head), thread);
@@ -130,7 +131,7 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
       s.query[((q / 8 * Tables::kSteps + step) * 32 + q % 8 * 4 + column) * 4 + i % 4] = scaled;
     }
   }
-  if constexpr (R > 0 && sizeof(s.relative) > 16) {
+  if constexpr (Tables::kRelativeHere) {
     const int32_t first = c.sink % KVCC_ROPE_BLOCK;
     for (int i = static_cast<int>(thread); i < KVCC_ROPE_BLOCK * Tables::kTurned * 4; i += KVCC_THREADS) {
       const int slot = i / (Tables::kTurned * 4), step = i / 4 % Tables::kTurned, column = i % 4;
@@ -144,56 +145,67 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
   }
 }
 
+/// B fragments of step k of the queries, turned by -64 positions times the number of the base tables' row at `cosine`
+/// and `sine`.
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void turn_step(uint32_t (&out)[kTiles][2], const Tables& s, const float* cosine, const float* sine, int k,
+                           const Lane& at) {
+  float c[2] = {1, 1}, n[2] = {0, 0};
+  if (k < Tables::kTurned) {
+    if constexpr (Config::kRope == Rope::half) {
+      const Float2 cosines = *reinterpret_cast<const Float2*>(cosine + (8 * k + 2 * at.column));
+      const Float2 sines = *reinterpret_cast<const Float2*>(sine + (8 * k + 2 * at.column));
+      KVCC_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        c[i] = cosines.x[i];
+        n[i] = sines.x[i];
+      }
+    } else {
+      KVCC_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        c[i] = cosine[8 * k + 4 * i + at.column];
+        n[i] = sine[8 * k + 4 * i + at.column];
+      }
+    }
+  }
+  KVCC_UNROLL
+  for (int j = 0; j < kTiles; ++j) {
+    const float* from = s.query + ((j * Tables::kSteps + k) * 32 + at.lane) * 4;
+    Float4 query = *reinterpret_cast<const Float4*>(from);
+    float(&q)[4] = query.x;
+    if (k < Tables::kTurned) {
+      KVCC_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int a = Config::kRope == Rope::half ? i : 2 * i, b = Config::kRope == Rope::half ? i + 2 : 2 * i + 1;
+        const float x = q[a], y = q[b];
+        q[a] = fused_multiply_add(x, c[i], multiply(y, n[i]));
+        q[b] = fused_multiply_add(y, c[i], -multiply(x, n[i]));
+      }
+    }
+    out[j][0] = pack_half2(q[0], q[1]);
+    out[j][1] = pack_half2(q[2], q[3]);
+  }
+}
+
 /// B fragments of the queries, turned by -64 `block` positions.
 template <int kSteps, int kTiles>
 struct QueryFragments {
   uint32_t b[kSteps][kTiles][2];
+
+  KVCC_DEVICE void read(uint32_t (&out)[kTiles][2], int k, const Lane&) const {
+    KVCC_UNROLL
+    for (int i = 0; i < kTiles * 2; ++i) out[i / 2][i % 2] = b[k][i / 2][i % 2];
+  }
 };
 
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void turn_queries(QueryFragments<Tables::kSteps, kTiles>& out, const Tables& s, const KvccRope& rope,
-                              int first_tile, int32_t block, const Lane& at) {
+                              int32_t block, const Lane& at) {
   constexpr int kHalfR = Config::kRotaryDim / 2;
   const float* cosine = rope.base_cosine + static_cast<int64_t>(block) * kHalfR;
   const float* sine = rope.base_sine + static_cast<int64_t>(block) * kHalfR;
   KVCC_UNROLL
-  for (int k = 0; k < Tables::kSteps; ++k) {
-    float c[2] = {1, 1}, n[2] = {0, 0};
-    if (k < Tables::kTurned) {
-      if constexpr (Config::kRope == Rope::half) {
-        const Float2 cosines = *reinterpret_cast<const Float2*>(cosine + (8 * k + 2 * at.column));
-        const Float2 sines = *reinterpret_cast<const Float2*>(sine + (8 * k + 2 * at.column));
-        KVCC_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          c[i] = cosines.x[i];
-          n[i] = sines.x[i];
-        }
-      } else {
-        KVCC_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          c[i] = cosine[8 * k + 4 * i + at.column];
-          n[i] = sine[8 * k + 4 * i + at.column];
-        }
-      }
-    }
-    KVCC_UNROLL
-    for (int j = 0; j < kTiles; ++j) {
-      const float* from = s.query + (((first_tile + j) * Tables::kSteps + k) * 32 + at.lane) * 4;
-      Float4 query = *reinterpret_cast<const Float4*>(from);
-      float(&q)[4] = query.x;
-      if (k < Tables::kTurned) {
-        KVCC_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int a = Config::kRope == Rope::half ? i : 2 * i, b = Config::kRope == Rope::half ? i + 2 : 2 * i + 1;
-          const float x = q[a], y = q[b];
-          q[a] = fused_multiply_add(x, c[i], multiply(y, n[i]));
-          q[b] = fused_multiply_add(y, c[i], -multiply(x, n[i]));
-        }
-      }
-      out.b[k][j][0] = pack_half2(q[0], q[1]);
-      out.b[k][j][1] = pack_half2(q[2], q[3]);
-    }
-  }
+  for (int k = 0; k < Tables::kSteps; ++k) turn_step<Config>(out.b[k], s, cosine, sine, k, at);
 }
 
 /// Adds one step's products of 16 keys: a[0] and a[1] rows g and g + 8 of the first octet, a[2] and a[3] of the second;
@@ -236,7 +248,7 @@ KVCC_DEVICE void load_turns(Words<2> (&turn)[kTogether][2], const Tables& s, con
   KVCC_UNROLL
   for (int i = 0; i < 2; ++i) {
     const uint32_t* row = s.relative + (slot + 8 * i + static_cast<int>(at.row)) * Tables::kRowWords;
-    if constexpr (sizeof(s.relative) <= 16) {
+    if constexpr (!Tables::kRelativeHere) {
       KVCC_UNROLL
       for (int j = 0; j < kTogether; ++j) turn[j][i] = relative.entry(slot + 8 * i, k + j);
     } else if constexpr (kTogether == 2) {
@@ -256,7 +268,6 @@ KVCC_DEVICE void score_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Confi
                             const uint32_t (&range)[8], const QueryFragments<Tables::kSteps, kTiles>& query,
                             const Tables& s, const KvccRope& rope, int32_t sink, const Lane& at) {
   using Codes = MmaCodes<Config>;
-  constexpr bool kRelative = sizeof(s.relative) > 16;
   constexpr int kTogether = Tables::kTwo && Tables::kTurned > 0 ? 2 : 1;  // steps that share a load of turns
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
   // From a shuffle: the compiler would otherwise compute addresses of all rows once, and spill them.
@@ -280,26 +291,7 @@ KVCC_DEVICE void score_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Confi
       for (int run = 0; run < Codes::kRuns; ++run) {
         const int m = part * Codes::kRuns + run;
         Words<2> turn[kTogether][2];
-        if (k0 < Tables::kTurned) {
-          KVCC_UNROLL
-          for (int i = 0; i < 2; ++i) {
-            const int slot = 16 * m + 8 * i + static_cast<int>(at.row);
-            if constexpr (!kRelative) {
-              KVCC_UNROLL
-              for (int k = 0; k < kTogether; ++k) {
-                turn[k][i] = relative.entry(16 * m + 8 * i, k0 + k);
-              }
-            } else if constexpr (kTogether == 2) {
-              const auto both = *reinterpret_cast<const Words<4>*>(s.relative + slot * Tables::kRowWords +
-                                                                   (k0 / 2 * 4 + at.column) * 4);
-              turn[0][i] = {{both.word[0], both.word[1]}};
-              turn[1][i] = {{both.word[2], both.word[3]}};
-            } else {
-              turn[0][i] =
-                  *reinterpret_cast<const Words<2>*>(s.relative + slot * Tables::kRowWords + (k0 * 4 + at.column) * 2);
-            }
-          }
-        }
+        load_turns(turn, s, relative, 16 * m, k0, at);
         KVCC_UNROLL
         for (int i = 0; i < kTogether; ++i) {
           const int k = k0 + i;
@@ -325,14 +317,13 @@ KVCC_DEVICE void score_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Confi
 
 /// Adds the scores of 16 exact keys, tokens row and row + 8 at key[0] and key[1] (null: 0), at offsets r and r + 8 from
 /// their block's first position.
-template <class Config, class Tables, int kTiles>
+template <class Config, class Tables, int kTiles, class Queries>
 KVCC_DEVICE void score_exact(float (&score)[kTiles][4], const uint16_t* const (&key)[2], int32_t r,
-                             const QueryFragments<Tables::kSteps, kTiles>& query, const KvccRope& rope,
-                             const Lane& at) {
+                             const Queries& query, const KvccRope& rope, const Lane& at) {
   const RelativeRow<Config> relative(rope, r, at.column);
   KVCC_UNROLL
   for (int k = 0; k < Tables::kSteps; ++k) {
-    uint32_t a[4];
+    uint32_t a[4], b[kTiles][2];
     Words<2> turn[2];
     KVCC_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -343,7 +334,8 @@ KVCC_DEVICE void score_exact(float (&score)[kTiles][4], const uint16_t* const (&
       KVCC_UNROLL
       for (int i = 0; i < 2; ++i) turn[i] = relative.entry(8 * i, k);
     }
-    multiply_step<Config>(score, a, turn, k < Tables::kTurned, query.b[k]);
+    query.read(b, k, at);
+    multiply_step<Config>(score, a, turn, k < Tables::kTurned, b);
     if (k % 4 == 3) sync_warp();  // no more loads than those of four steps at a time: they would not fit the registers
   }
 }

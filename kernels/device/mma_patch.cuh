@@ -74,6 +74,12 @@ struct BandRecords {
   }
 };
 
+/// Whether a record is one of a head's: class ends that no pack wrote may count in what is none.
+template <int D>
+KVCC_DEVICE bool is_of_head(uint32_t record) {
+  return D == 256 || (record & 255u) < static_cast<uint32_t>(D);
+}
+
 /// Level of the code that a record names, in the low half. band: of the page.
 template <class Config, Table kTable>
 KVCC_DEVICE Half2 patch_level(const LevelTable<Config::kBits, kTable>& levels, const uint32_t* tile, uint32_t record,

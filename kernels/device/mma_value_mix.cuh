@@ -2,8 +2,7 @@
 // warp streams whole tiles, and a decoded value meets all of a warp's weights on the tensor cores. Warps are merged in
 // order through shared memory, parts by MmaValueMerge.
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_value_mix
-//   bound codes are read once a group tile, in 128-bit loads; twice, by two sets of warps (mma_merge.cuh), where
-//   kGroupTile is 16 and a head has more than 128 channels
+//   bound codes are read and decoded once a group tile, in 128-bit loads
 //   error of out[d] <= 2^-8 * max |weight| * sum over p of |value[p, d]'s channel or token range|, each at least 2^-14:
 //   as in mma_values.cuh, with weights of any size and sign
 #pragma once
@@ -11,18 +10,19 @@
 #include <type_traits>
 
 #include "kernels/device/mma_merge.cuh"
+#include "kernels/device/mma_value_mix_block.cuh"
 #include "kernels/device/mma_value_outliers.cuh"
 
 namespace kvcc::device {
 
+/// Warps take whole pages.
 template <class Config>
-struct MmaValueMix {
+struct ValueMixByWarp {
   using Params = KvccValueMixParams;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile;
-  using Plan = WarpPlan<D, G>;
   using Values = ValueTables<Config, fastest_table(Config::kBits)>;
-  static constexpr int kTiles = Plan::kTiles;
+  static constexpr int kTiles = G / kMmaQueries;
   static constexpr int kMinBlocks = D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
   static_assert(Config::kTensor == mma::Tensor::value);
 
@@ -47,7 +47,7 @@ struct MmaValueMix {
     sync_block();
 
     Warp warp;
-    const int first_query = Plan::set(at.warp) * kTiles * kMmaQueries + 2 * static_cast<int>(at.column);
+    const int first_query = 2 * static_cast<int>(at.column);
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
@@ -62,14 +62,14 @@ struct MmaValueMix {
     }
     warp.mix.clear(kNoReference);
     warp.word = first_word<Config>(p.cache, work.head);
-    int32_t i = work.part.page + Plan::member(at.warp), number = 0;
+    int32_t i = work.part.page + static_cast<int32_t>(at.warp), number = 0;
     if (i < work.part.page_end) number = page_number(p.cache, block.z, i);
     KVCC_ROLLED
     while (i < work.part.page_end) {  // once, and again whenever weights need a new unit: the loop inside stays short
       Most most;
       KVCC_ROLLED
       while (i < work.part.page_end) {
-        const int32_t next = i + Plan::kWarps;
+        const int32_t next = i + kMmaWarps;
         const int32_t next_number = next < work.part.page_end ? page_number(p.cache, block.z, next) : 0;
         uint8_t* const page = page_at(p.cache, number);
         if (!add_page(p, shared, visible_slots(work.context, i), work.head, i, page, warp, most, at)) break;
@@ -135,10 +135,10 @@ struct MmaValueMix {
     const Part& part = shared.work.part;
     settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
     KVCC_ROLLED
-    for (int32_t i = part.tile + Plan::member(at.warp); i < part.tile_end; i += Plan::kWarps) {
+    for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
     }
-    merge_warps<Plan>(warp.mix, shared.merged, shared.totals, this_lane());
+    merge_warps(warp.mix, shared.merged, shared.totals, this_lane());
     store(p, shared, block);
   }
 
@@ -244,7 +244,7 @@ struct MmaValueMix {
     const int64_t rows = static_cast<int64_t>(p.cache.heads) * p.group;  // of one sequence
     for (int i = static_cast<int>(thread_index()); i < work.queries * D; i += kThreads) {
       const int query = i / D, channel = i % D;
-      const MergedTotal total = merged_total<Plan>(shared.totals, query);
+      const MergedTotal total = merged_total(shared.totals, query);
       const int32_t unit = static_cast<int32_t>(maximum(total.reference, -120.0f));  // in two steps: sums may be small
       const float sum =
           multiply(multiply(shared.merged.sum[query * shared.merged.kStride + channel], power_of_two(unit / 2)),
@@ -257,6 +257,10 @@ struct MmaValueMix {
     }
   }
 };
+
+template <class Config>
+struct MmaValueMix : std::conditional_t<kByBlock<Config::kHeadDim, Config::kGroupTile>, ValueMixByBlock<Config>,
+                                        ValueMixByWarp<Config>> {};
 
 /// Adds the splits of MmaValueMix in order. Grid: kvcc_grid_value_merge. Launched only when splits > 1.
 template <class Config>

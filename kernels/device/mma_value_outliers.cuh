@@ -41,6 +41,7 @@ KVCC_DEVICE void mix_outliers(Mix<Config::kHeadDim, kTiles>& mix, Patch<Config::
     sync_warp();
     mine = false;
     these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
+      if (!is_of_head<D>(record)) return;
       const uint32_t token = 8u * band + (record >> 8 & 7u), range = ranges[static_cast<uint32_t>(16 * m) + token];
       const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
       const Half2 decoded = fma_half2(level, range, range >> 16);
@@ -89,6 +90,7 @@ KVCC_DEVICE void mix_patched_page(Mix<Config::kHeadDim, kTiles>& mix, MmaCodes<C
       }
       sync_warp();
       these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
+        if (!is_of_head<D>(record)) return;
         const uint32_t scale = s.channels.scale[s.channels.place(static_cast<int>(record & 255u))];
         const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
         zeros.number(value_place<D>(record & 255u, 8u * band + (record >> 8 & 7u))) =

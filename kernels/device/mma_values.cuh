@@ -47,6 +47,9 @@ struct ValueTables {
   }
 };
 
+/// Below every reference that a query can have.
+constexpr float kNoReference = -1e30f;
+
 /// What a warp gathers: for queries 2 t and 2 t + 1 of each tile of queries. sum[j][channel / 16] are C fragments.
 template <int D, int kTiles>
 struct Mix {
@@ -171,12 +174,10 @@ KVCC_DEVICE void mix_page(Mix<Config::kHeadDim, kTiles>& mix, MmaCodes<Config>& 
   }
 }
 
-/// Adds 16 exact values, tokens row and row + 8 at value[0] and value[1] (null: 0). After settle().
+/// Adds 16 exact values, tokens row and row + 8 at value[0] and value[1] (null: 0), with weights b. After settle().
 template <int D, int kTiles>
-KVCC_DEVICE void mix_exact(Mix<D, kTiles>& mix, const float (&weight)[kTiles][4], const uint16_t* const (&value)[2],
+KVCC_DEVICE void mix_exact(Mix<D, kTiles>& mix, const uint32_t (&b)[kTiles][2], const uint16_t* const (&value)[2],
                            const Lane& at) {
-  uint32_t b[kTiles][2];
-  weight_fragments(b, weight);
   KVCC_UNROLL
   for (int i = 0; i < D / 16; ++i) {
     uint32_t a[4];
@@ -190,6 +191,14 @@ KVCC_DEVICE void mix_exact(Mix<D, kTiles>& mix, const float (&weight)[kTiles][4]
     for (int j = 0; j < kTiles; ++j) mma_16816(mix.sum[j][i], a, b[j][0], b[j][1]);
     if (i % 4 == 3) sync_warp();  // as in score_exact
   }
+}
+
+template <int D, int kTiles>
+KVCC_DEVICE void mix_exact(Mix<D, kTiles>& mix, const float (&weight)[kTiles][4], const uint16_t* const (&value)[2],
+                           const Lane& at) {
+  uint32_t b[kTiles][2];
+  weight_fragments(b, weight);
+  mix_exact(mix, b, value, at);
 }
 
 /// Turns what mix_page gathered into values: scales and zero-points of the channel axis, or the tokens' zero-points.

@@ -89,6 +89,14 @@ void check_row() {
   TEST(EmulatedKeyScores, name) { check_row<__VA_ARGS__>(); }
 #include "kernels/list/mma_key_scores.inc"
 
+// A block takes each page together, and turns the next page's queries beside it (mma_block.cuh).
+TEST(EmulatedKeyScores, ByBlockTwoBits) {
+  check_row<MmaConfig<Tensor::key, 2, 192, Axis::channel, Sparse::none, Rope::half, 192, 16, Dtype::f16>>();
+}
+TEST(EmulatedKeyScores, ByBlockThreeBitsTail) {
+  check_row<MmaConfig<Tensor::key, 3, 192, Axis::token, Sparse::tail, Rope::interleaved, 48, 16, Dtype::bf16>>();
+}
+
 // Heads of two widths: one unit each, which leave the other's heads alone and together give all scores.
 TEST(EmulatedKeyScores, MixedWidths) {
   const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, kSmall ? 1 : 2, Outliers::few, kSmall ? 2 : 4};

@@ -31,20 +31,13 @@ class Mutation:
     seconds: int = 900  # longer is found too: of errors that make a loop near endless
 
 
-# The barrier between phases as the emulator compiles it; the text stands there a second time for nvcc.
-PHASES = """*static_cast<typename Body::Shared*>(emulator::shared_memory());
-  if constexpr (Phased<Body>) {
-    const Block block = block_index();
-    const int count = Body::phases(params, block);
-    for (int k = 0; k < count; ++k) {
-      """
 BARRIER = "if (k > 0) sync_block();"
 
 MUTATIONS = [
     # -- barriers
-    Mutation("no block barriers between phases", "launch.cuh", PHASES + BARRIER, PHASES, "pack", 64),
-    Mutation("no barrier between the last two phases", "launch.cuh", PHASES + BARRIER,
-             PHASES + "if (k > 0 && k + 1 < count) sync_block();", "dequantise", 64, tsan=True),
+    Mutation("no block barriers between phases", "launch.cuh", BARRIER, "", "pack", 64),
+    Mutation("no barrier between the last two phases", "launch.cuh", BARRIER,
+             "if (k > 0 && k + 1 < count) sync_block();", "dequantise", 64, tsan=True),
     Mutation("no barrier after value_mix's tables", "mma_value_mix.cuh",
              "    sync_block();\n\n    Warp warp;", "\n    Warp warp;", "value_mix", 64),
     Mutation("no barrier before warps are merged", "mma_merge.cuh", "  sync_block();\n  float factor", "  float factor",
@@ -58,6 +51,15 @@ MUTATIONS = [
     Mutation("histogram not atomic", "common.cuh", "  atomic_add(counter, 1u);", "  ++*counter;", "pack", 64, tsan=True),
     Mutation("barrier of some warps only", "mma_merge.cuh", "    }\n    sync_block();\n  }\n}",
              "    }\n    if (at.warp != 3) sync_block();\n  }\n}", "value_mix", 64),
+    Mutation("no barrier before weights of other warps are read", "attention_block.cuh",
+             "    sync_block();\n    if (i + 1 < shared.work.part.page_end) {", "    if (i + 1 < shared.work.part.page_end) {",
+             "attention_wide", 192),
+    Mutation("no barrier before other warps' greatest scores are read", "attention_block.cuh",
+             "    sync_block();\n    join_warps(most,", "    join_warps(most,", "attention_wide", 256, tsan=True),
+    Mutation("values' outliers overwritten by the next keys'", "attention_block.cuh",
+             "    if constexpr (Keys::kSparse && Values::kSparse) sync_block();", "", "attention_wide", 256),
+    Mutation("queries turned in the buffer that is read", "mma_key_scores_block.cuh", "      warp.buffer ^= 1u;\n", "",
+             "key_scores", 192),
     # -- lanes
     Mutation("collective reached by some lanes", "mma_merge.cuh", "      const float total = sum_over_rows(mix.total[j][q]);",
              "      const float total = at.row == 0 ? sum_over_rows(mix.total[j][q]) : 0.0f;", "value_mix", 64),
@@ -144,6 +146,17 @@ MUTATIONS = [
              "list, source_list, source_list}", "dequantise", 64),
     Mutation("outliers' sums left in their old unit", "mma_value_mix.cuh",
              "    if constexpr (Values::kSparse && kPages) shared.outliers[at.warp].scale(factor, at);\n", "", "value_mix", 64),
+    # -- what the warps of a block share out
+    Mutation("words of the run before", "mma_block_codes.cuh", "const uint32_t first = run * kHeld;", "const uint32_t first = run / 2u * kHeld;",
+             "key_scores", 192),
+    Mutation("every warp's first channels", "mma_block_codes.cuh", "band * kBandPairs + kQuarter * kOctets + octet",
+             "band * kBandPairs + kQuarter / 2 * kOctets + octet", "value_mix", 256),
+    Mutation("one warp's greatest score left out", "mma_block.cuh", "out[j][q] = w == 0 ? both.x[q] :",
+             "out[j][q] = w < 2 ? both.x[q] :", "attention_wide", 192),
+    Mutation("outliers' weights without their doubling", "attention_block.cuh", "add(score[e / 4][e % 4], score[e / 4][e % 4])",
+             "score[e / 4][e % 4]", "attention_wide", 192),
+    Mutation("zero-points of the wrong half of a step", "mma_block_outliers.cuh", "second * 2u + element.token / 8u % 2u",
+             "(1u - second) * 2u + element.token / 8u % 2u", "attention_wide", 256),
     # -- softmax and merges
     Mutation("no new unit when the greatest score rises", "attention.cuh", "    if (ballot(rises) != 0) [[unlikely]] {",
              "    if (false) {", "attention_narrow", 80),
@@ -153,8 +166,8 @@ MUTATIONS = [
     Mutation("last split left out", "mma_value_mix.cuh", "for (int32_t split = 1; split < p.splits; ++split) sum",
              "for (int32_t split = 1; split < p.splits - 1; ++split) sum", "value_mix", 64),
     Mutation("a warp's weight missing from the total", "mma_merge.cuh",
-             "out.total = fused_multiply_add(totals.total[first + w][at], factor, out.total);",
-             "out.total = add(totals.total[first + w][at], out.total);", "attention_narrow", 80),
+             "out.total = fused_multiply_add(totals.total[w][query], factor, out.total);",
+             "out.total = add(totals.total[w][query], out.total);", "attention_narrow", 80),
 ]
 
 # A few for every run of the tests; test_full_mutations.py has all.

@@ -113,6 +113,14 @@ void check_row() {
   TEST(EmulatedValueMix, name) { check_row<__VA_ARGS__>(); }
 #include "kernels/list/mma_value_mix.inc"
 
+// A block takes each page together (mma_block.cuh).
+TEST(EmulatedValueMix, ByBlockThreeBitsCsr) {
+  check_row<MmaConfig<Tensor::value, 3, 192, Axis::channel, Sparse::csr, Rope::none, 0, 16, Dtype::bf16>>();
+}
+TEST(EmulatedValueMix, ByBlockEightBitsTail) {
+  check_row<MmaConfig<Tensor::value, 8, 256, Axis::token, Sparse::tail, Rope::none, 0, 16, Dtype::f16>>();
+}
+
 TEST(EmulatedValueMix, MixedWidths) {
   const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, kSmall ? 1 : 2, Outliers::few, kSmall ? 2 : 4};
   const std::vector<uint8_t> bits = kSmall ? std::vector<uint8_t>{3, 2} : std::vector<uint8_t>{3, 2, 2, 3};
