@@ -149,7 +149,7 @@ struct AttentionByWarp {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, block, at);
     }
     if constexpr (Keys::kSparse) {
-      const auto records = PageRecords::of<Key>(p.key, key_page, head);
+      const auto records = PageRecords::of<Key>(p.key, key_page, head, at.lane);
       score_patched_page<Key>(score, key_codes, shared.patch[at.warp], p.key, key_page, records, key_tile, key_range,
                               warp.query, shared.tables.keys, p.rope, at);
     } else {

@@ -65,8 +65,8 @@ KVCC_DEVICE void fill_zeros(OutlierTiles<Config::kHeadDim>& to, const Tables& s,
   for (int k = 0; k < Tables::kSteps; ++k) {
     Words<4> zero;
     if constexpr (Tables::kChannel) {
-      const auto scale = *reinterpret_cast<const Words<4>*>(s.scale + (k * 4 + at.column) * 4);
-      zero = {{scale.word[1], scale.word[1], scale.word[3], scale.word[3]}};
+      const auto of = *reinterpret_cast<const Words<2>*>(s.scale + s.zero_place(k, static_cast<int>(at.column), 0));
+      zero = {{of.word[0], of.word[0], of.word[1], of.word[1]}};
     } else {
       zero = {{broadcast_high(range[0]), broadcast_high(range[1]), broadcast_high(range[0]), broadcast_high(range[1])}};
     }

@@ -15,8 +15,8 @@ KVCC_DEVICE void fill_zero_points(Zeros& zeros, int run, const uint32_t (&range)
   for (int k = 0; k < Tables::kSteps; ++k) {
     Words<4> to;
     if constexpr (Tables::kChannel) {
-      const auto scale = *reinterpret_cast<const Words<4>*>(s.scale + (k * 4 + at.column) * 4);
-      to = {{scale.word[1], scale.word[1], scale.word[3], scale.word[3]}};
+      const auto zero = *reinterpret_cast<const Words<2>*>(s.scale + s.zero_place(k, static_cast<int>(at.column), 0));
+      to = {{zero.word[0], zero.word[0], zero.word[1], zero.word[1]}};
     } else {
       const Half2 first = broadcast_high(range[0]), second = broadcast_high(range[1]);
       to = {{first, second, first, second}};
@@ -38,8 +38,9 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
   const uint32_t first = shuffle(static_cast<uint32_t>(c.sink) % KVCC_ROPE_BLOCK + at.row, at.lane);
   const RelativeRow<Config> relative(rope, static_cast<int32_t>(first), at.column);
-  uint32_t used = 0;  // number that the lane's first record of the runs before has taken
-  bool mine = false, many = true;
+  constexpr uint32_t kNone = 0xffffffffu;
+  uint32_t used = kNone;  // number that the lane's record of the runs before has taken, and its zero-point
+  bool many = true;
   KVCC_UNROLL
   for (int m = 0; m < kMmaSteps; ++m) {
     const int run = m % Codes::kRuns, patched = m % Zeros::kRuns;
@@ -53,13 +54,14 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
           const uint32_t both[2] = {range[2 * (m + i)], range[2 * (m + i) + 1]};
           fill_zero_points<Config>(zeros, i, both, s, at);
         }
-      } else if (mine) {
+      } else if (used != kNone) {
         zeros.number(used & 0xffffu) = static_cast<uint16_t>(used >> 16);
       }
       sync_warp();
-      mine = false;
-      these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
-        if (!is_of_head<Tables::D>(record)) return;
+      used = kNone;
+      these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band, bool is) {
+        is = is && is_of_head<Tables::D>(record);
+        record = is ? record : 0u;
         const Words<2> channel = s.channel[record & 255u];
         uint32_t scale = channel.word[0];
         if constexpr (!Tables::kChannel) {
@@ -69,13 +71,14 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
         const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
         const uint32_t to = channel.word[1] + (record >> 8 & 7u) * Zeros::place(0, 4, 0, 0) +
                             band % 2u * Zeros::place(0, 0, 1, 0) + band / 2u * Zeros::kRun;
-        zeros.number(to) = finite_half(fma_half2(negate_half2(level), scale, record >> 16));
-        if (Tables::kChannel) used = to | (scale & 0xffff0000u);
-        mine = true;
+        const uint16_t zero = finite_half(fma_half2(negate_half2(level), scale, record >> 16));
+        if (is) zeros.number(to) = zero;
+        if (is && Tables::kChannel) used = to | (scale & 0xffff0000u);
       });
       many = these.many();
       sync_warp();
     }
+    Words<4> scale{};  // of two steps
     KVCC_UNROLL
     for (int k0 = 0; k0 < Tables::kSteps; k0 += kTogether) {
       Words<2> turn[kTogether][2];
@@ -85,14 +88,15 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
         const int k = k0 + i;
         if (k >= Tables::kSteps) continue;
         const Words<4> zero = zeros.at(patched, k, at.lane);
-        Words<4> scale{};
-        if constexpr (Tables::kChannel) scale = *reinterpret_cast<const Words<4>*>(s.scale + (k * 4 + at.column) * 4);
+        if (Tables::kChannel && k % 2 == 0) {
+          scale = *reinterpret_cast<const Words<4>*>(s.scale + s.scale_place(k, static_cast<int>(at.column), 0));
+        }
         uint32_t a[4];
         KVCC_UNROLL
         for (int part = 0; part < 4; ++part) {
           const int band = part % 2, second = part / 2;
           const Half2 level = level_pair(s.levels, codes, 2 * run + band, Tables::octet(k, second), lane_at);
-          const Half2 by = Tables::kChannel ? scale.word[2 * second] : broadcast_low(range[2 * m + band]);
+          const Half2 by = Tables::kChannel ? scale.word[k % 2 * 2 + second] : broadcast_low(range[2 * m + band]);
           a[part] = fma_half2(level, by, zero.word[part]);
         }
         multiply_step<Config>(score[m], a, turn[i], k < Tables::kTurned, query.b[k]);

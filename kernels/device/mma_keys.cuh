@@ -27,8 +27,16 @@ struct KeyTables {
   static constexpr int kRowWords = kTurned * 8 + (kTwo && kTurned % 4 == 0 ? 16 : 0);
 
   LevelTable<Config::kBits, kTable> levels;
-  /// [step, column]: scale and zero of the first octet's two channels, then of the second's.
-  alignas(16) uint32_t scale[kChannel ? kSteps * 16 : 4];
+  /// [step, column]: scale and zero of the first octet's two channels, then of the second's. With a sparse part, whose
+  /// zero-points come from a patch: [two steps, column] scales of the first step's octets, then of the second's; after
+  /// all of them [step, column] the zero-points.
+  alignas(16) uint32_t scale[kChannel ? (kSteps + kSparse) * 16 : 4];
+  static KVCC_HD constexpr int scale_place(int step, int column, int second) {
+    return kSparse ? (step / 2 * 4 + column) * 4 + step % 2 * 2 + second : (step * 4 + column) * 4 + second * 2;
+  }
+  static KVCC_HD constexpr int zero_place(int step, int column, int second) {
+    return kSparse ? (kSteps + 1) / 2 * 16 + (step * 4 + column) * 2 + second : scale_place(step, column, second) + 1;
+  }
   /// [tile of queries, step, lane]: channels of the first octet, then of the second, of query `row`; f32, with the
   /// multiplier, times a power of two a query that brings the largest into [2^12, 2^13).
   alignas(16) float query[kGroup / 8 * kSteps * 32 * 4];
@@ -99,9 +107,8 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
     const float* zero = c.zero + static_cast<int64_t>(head) * D;
     for (int i = static_cast<int>(thread); i < Tables::kSteps * 8; i += KVCC_THREADS) {
       const int channel = Tables::octet(i / 8, i % 2) * 8 + i / 2 % 4 * 2;
-      uint32_t* to = s.scale + (i / 2 * 4 + i % 2 * 2);
-      to[0] = pack_half2(scale[channel], scale[channel + 1]);
-      to[1] = pack_half2(zero[channel], zero[channel + 1]);
+      s.scale[s.scale_place(i / 8, i / 2 % 4, i % 2)] = pack_half2(scale[channel], scale[channel + 1]);
+      s.scale[s.zero_place(i / 8, i / 2 % 4, i % 2)] = pack_half2(zero[channel], zero[channel + 1]);
     }
   }
   if constexpr (Tables::kSparse) {

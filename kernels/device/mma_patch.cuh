@@ -27,50 +27,57 @@ struct Patch {
   KVCC_DEVICE uint16_t& number(uint32_t place) { return reinterpret_cast<uint16_t*>(fragment)[place]; }
 };
 
-/// A page's records of one head, on their way. Class ends that no pack wrote lead neither past the list nor back.
+/// A page's records of one head, as a warp walks them.
 struct PageRecords {
-  const uint32_t* list;  ///< mma::Record: place, then value
+  const uint32_t* mine;  ///< mma::Record, place then value: from the lane's first on
   uint32_t capacity;
   Words<4> ends;  ///< two classes a word
 
   template <class Config>
-  static KVCC_DEVICE PageRecords of(const KvccCache& c, uint8_t* page, int32_t head) {
-    return {reinterpret_cast<const uint32_t*>(mma_records<Config>(c, page, head)),
+  static KVCC_DEVICE PageRecords of(const KvccCache& c, uint8_t* page, int32_t head, uint32_t lane) {
+    // From shuffles: the compiler would otherwise compute the address anew for every run of tokens.
+    const auto at = reinterpret_cast<uintptr_t>(mma_records<Config>(c, page, head) + lane);
+    const uint32_t low = shuffle(static_cast<uint32_t>(at), lane),
+                   high = shuffle(static_cast<uint32_t>(at >> 32), lane);
+    return {reinterpret_cast<const uint32_t*>(static_cast<uintptr_t>(high) << 32 | low),
             static_cast<uint32_t>(c.sparse_capacity),
             *reinterpret_cast<const Words<4>*>(mma_ends<Config>(c, page, head))};
   }
-  /// Records of the bands before `band`.
+  /// Records of the bands before `band`, as the page has it.
   KVCC_DEVICE uint32_t end(int band) const {
     if (band == 0) return 0u;
-    const uint32_t both = ends.word[(band - 1) / 2], last = band % 2 == 0 ? both >> 16 : both & 0xffffu;
-    return last < capacity ? last : capacity;
+    const uint32_t both = ends.word[(band - 1) / 2];
+    return band % 2 == 0 ? both >> 16 : both & 0xffffu;
   }
 };
 
-/// The records of kBands bands of 8 tokens: [begin, end) of the list, the lane's first one loaded.
+/// The records of kBands bands of 8 tokens: [begin, end) of the list, the lane's first one loaded. No end that no pack
+/// wrote leads past the list.
 template <int kBands>
 struct BandRecords {
   uint32_t begin, end, first;
 
   KVCC_DEVICE BandRecords(const PageRecords& from, int band, uint32_t lane)
       : begin(from.end(band)), end(from.end(band + kBands)), first(0) {
-    if (begin + lane < end) first = from.list[begin + lane];
+    end = end < from.capacity ? end : from.capacity;
+    if (begin + lane < end) first = from.mine[begin];
   }
   KVCC_DEVICE bool many() const { return end > begin + 32u; }  ///< more than a warp's lanes
 
-  /// Calls place(record, its band) for the lane's records.
+  /// Calls place(record, its band, whether it is one): for the lane's first record even if it has none, so that lanes
+  /// do not part.
   template <class Place>
   KVCC_DEVICE void each(const PageRecords& from, int band, uint32_t lane, const Place& place) const {
-    uint32_t record = first;
-    KVCC_ROLLED
-    for (uint32_t i = begin + lane; i < end;) {
-      uint32_t in = 0;
+    const auto in = [&](uint32_t i) {
+      uint32_t sum = 0;
       KVCC_UNROLL
-      for (int b = 1; b < kBands; ++b) in += i >= from.end(band + b) ? 1u : 0u;
-      place(record, in);
-      i += 32u;
-      if (i < end) record = from.list[i];
-    }
+      for (int b = 1; b < kBands; ++b) sum += i >= from.end(band + b) ? 1u : 0u;
+      return sum;
+    };
+    place(first, in(begin + lane), begin + lane < end);
+    if (!many()) return;
+    KVCC_ROLLED
+    for (uint32_t i = begin + 32u; i + lane < end; i += 32u) place(from.mine[i], in(i + lane), true);
   }
 };
 

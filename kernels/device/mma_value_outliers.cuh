@@ -26,8 +26,9 @@ KVCC_DEVICE void mix_outliers(Mix<Config::kHeadDim, kTiles>& mix, Patch<Config::
   constexpr Half2 kMinusHalf = 0xb800b800u, kHalf = 0x38003800u, kTwo = 0x40004000u;
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
   const auto* const ranges = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page));
-  uint32_t used = 0;
-  bool mine = false, many = true;
+  constexpr uint32_t kNone = 0xffffffffu;
+  uint32_t used = kNone;  // number that the lane's record of the runs before has taken
+  bool many = true;
   KVCC_UNROLL
   for (int m = 0; m < kMmaSteps; m += Differs::kRuns) {
     const BandRecords<Differs::kBands> these(records, 2 * m, at.lane);
@@ -35,19 +36,21 @@ KVCC_DEVICE void mix_outliers(Mix<Config::kHeadDim, kTiles>& mix, Patch<Config::
     if (many) {
       KVCC_UNROLL
       for (int i = 0; i < Differs::kRuns * D / 16; ++i) differs.fragment[i * 32 + static_cast<int>(at.lane)] = {};
-    } else if (mine) {
+    } else if (used != kNone) {
       differs.number(used) = 0;
     }
     sync_warp();
-    mine = false;
-    these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
-      if (!is_of_head<D>(record)) return;
+    used = kNone;
+    these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band, bool is) {
+      is = is && is_of_head<D>(record);
+      record = is ? record : 0u;
       const uint32_t token = 8u * band + (record >> 8 & 7u), range = ranges[static_cast<uint32_t>(16 * m) + token];
       const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
       const Half2 decoded = fma_half2(level, range, range >> 16);
-      used = value_place<D>(record & 255u, token);
-      differs.number(used) = finite_half(fma_half2(decoded, kMinusHalf, multiply_half2(record >> 16, kHalf)));
-      mine = true;
+      const uint32_t to = value_place<D>(record & 255u, token);
+      const uint16_t half = finite_half(fma_half2(decoded, kMinusHalf, multiply_half2(record >> 16, kHalf)));
+      if (is) differs.number(to) = half;
+      if (is) used = to;
     });
     many = these.many();
     sync_warp();
@@ -89,12 +92,13 @@ KVCC_DEVICE void mix_patched_page(Mix<Config::kHeadDim, kTiles>& mix, MmaCodes<C
         zeros.fragment[i * 32 + static_cast<int>(at.lane)] = {{zero.word[0], zero.word[1], zero.word[0], zero.word[1]}};
       }
       sync_warp();
-      these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band) {
-        if (!is_of_head<D>(record)) return;
+      these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band, bool is) {
+        is = is && is_of_head<D>(record);
+        record = is ? record : 0u;
         const uint32_t scale = s.channels.scale[s.channels.place(static_cast<int>(record & 255u))];
         const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
-        zeros.number(value_place<D>(record & 255u, 8u * band + (record >> 8 & 7u))) =
-            finite_half(fma_half2(negate_half2(level), scale, record >> 16));
+        const uint16_t zero = finite_half(fma_half2(negate_half2(level), scale, record >> 16));
+        if (is) zeros.number(value_place<D>(record & 255u, 8u * band + (record >> 8 & 7u))) = zero;
       });
       sync_warp();
     }
@@ -122,7 +126,7 @@ KVCC_DEVICE void mix_sparse_page(Mix<Config::kHeadDim, kTiles>& mix, MmaCodes<Co
                                  Patch<Config::kHeadDim>& patch, const KvccCache& c, uint8_t* page, int32_t head,
                                  const uint32_t* tile, const float (&weight)[kMmaSteps][kTiles][4],
                                  const uint32_t (&range)[8], const Tables& s, const Lane& at) {
-  const auto records = PageRecords::of<Config>(c, page, head);
+  const auto records = PageRecords::of<Config>(c, page, head, at.lane);
   if constexpr (Tables::kPatched) {
     mix_patched_page<Config>(mix, codes, patch, records, tile, weight, s, at);
   } else {
