@@ -36,8 +36,8 @@ struct AttentionShared {
   };
   WarpTotals<G> totals;
   /// Where registers do not suffice for keys beside all that is gathered of the values.
-  static constexpr bool kPark = D * kTiles > 192;
-  static constexpr int kParkedSums = D > 192 ? 8 : kMmaSparse<Key> || Values::kSparse ? 2 : 0;
+  static constexpr bool kPark = D * kTiles > 192 || (Keys::kSparse && D > 80);
+  static constexpr int kParkedSums = D > 192 ? 8 : kTiles > 1 && D > 96 && Keys::kSparse ? 6 : 0;
   float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
@@ -76,7 +76,7 @@ struct AttentionByWarp {
   static constexpr int kMinBlocks =
       kTiles == 1 && D <= 128 && sizeof(Shared) <= 76 * 1024 &&
               (D <= 80 || (Key::kBits <= 3 && Value::kBits <= 3 &&
-                           (Key::kRope != Rope::interleaved || Key::kAxis == Axis::channel)))
+                           ((Key::kRope != Rope::interleaved && !Keys::kSparse) || Key::kAxis == Axis::channel)))
           ? 3
           : 2;
   static_assert(Value::kHeadDim == D && Key::kTensor == mma::Tensor::key && Value::kTensor == mma::Tensor::value);
@@ -188,7 +188,7 @@ struct AttentionByWarp {
     const Block block = block_index();
     const Lane at = this_lane();
     const Part& part = shared.work.part;
-    settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
+    if constexpr (!Values::kPatched) settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
     KVCC_ROLLED
     for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);

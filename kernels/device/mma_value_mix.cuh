@@ -23,7 +23,7 @@ struct ValueMixByWarp {
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile;
   using Values = ValueTables<Config, fastest_table(Config::kBits)>;
   static constexpr int kTiles = G / kMmaQueries;
-  static constexpr int kMinBlocks = D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
+  static constexpr int kMinBlocks = Values::kPatched ? 2 : D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
   static_assert(Config::kTensor == mma::Tensor::value);
 
   struct Shared {
@@ -133,7 +133,7 @@ struct ValueMixByWarp {
     const Block block = block_index();
     const Lane at = this_lane();
     const Part& part = shared.work.part;
-    settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
+    if constexpr (!Values::kPatched) settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
     KVCC_ROLLED
     for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);

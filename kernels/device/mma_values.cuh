@@ -204,7 +204,6 @@ KVCC_DEVICE void mix_exact(Mix<D, kTiles>& mix, const float (&weight)[kTiles][4]
 /// Turns what mix_page gathered into values: scales and zero-points of the channel axis, or the tokens' zero-points.
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void settle(Mix<Config::kHeadDim, kTiles>& mix, const KvccCache& c, int32_t head, const Lane& at) {
-  if constexpr (Tables::kPatched) return;
   KVCC_UNROLL
   for (int j = 0; j < kTiles; ++j) {
     float all[2];

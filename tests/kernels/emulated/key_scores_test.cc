@@ -97,6 +97,12 @@ TEST(EmulatedKeyScores, ByBlockThreeBitsTail) {
   check_row<MmaConfig<Tensor::key, 3, 192, Axis::token, Sparse::tail, Rope::interleaved, 48, 16, Dtype::bf16>>();
 }
 
+// Fewer records than lanes in every patch: each is restored record by record.
+TEST(EmulatedKeyScores, NarrowHeads) {
+  using C = MmaConfig<Tensor::key, 3, 16, Axis::channel, Sparse::csr, Rope::half, 16, 8, Dtype::f16>;
+  over_shapes(edge_shapes(groups_of(8)), check_scores<C>);
+}
+
 // Heads of two widths: one unit each, which leave the other's heads alone and together give all scores.
 TEST(EmulatedKeyScores, MixedWidths) {
   const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, kSmall ? 1 : 2, Outliers::few, kSmall ? 2 : 4};

@@ -163,7 +163,7 @@ MUTATIONS = [
     Mutation("outlier of values in the wrong octet", "mma_value_outliers.cuh", "word = channel / 8u % 2u + token / 8u % 2u * 2u;",
              "word = token / 8u % 2u + channel / 8u % 2u * 2u;", "value_mix", 64),
     Mutation("differences added by half", "mma_value_outliers.cuh", "multiply_half2(b[i / 2][i % 2], kTwo)", "b[i / 2][i % 2]", "value_mix", 64),
-    Mutation("patched values settled once more", "mma_values.cuh", "if constexpr (Tables::kPatched) return;", "", "value_mix", 64),
+    Mutation("patched values settled once more", "mma_value_mix.cuh", "if constexpr (!Values::kPatched) settle", "settle", "value_mix", 80),
     Mutation("ties taken once too often", "select_token.cuh", "lower_seen++ < lower.rank[0];",
              "lower_seen++ <= lower.rank[0];", "pack", 64),
     Mutation("lists copied to the source's places", "copy_pages.cuh", "list, source_list, target_list}",
