@@ -7,6 +7,7 @@
 
 #include "calib/cli/artifact_name.h"
 #include "calib/cli/stage.h"
+#include "codegen/build/cxx.h"
 #include "codegen/build/nvcc.h"
 #include "datasets/datasets.h"
 #include "formats/cli/program.h"
@@ -40,7 +41,7 @@ void define(CLI::App& app, Options& o) {
   app.add_option("-o,--output", o.output,
                  "NAME.kvcb; with several schemes NAME.SCHEME.kvcb each (default: MODEL's name, in this folder)");
   app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-nuq4-1%-sink1)");
-  app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90");
+  app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90,cpu");
   CLI::Option* evaluate = app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
   app.add_option("--dataset", o.dataset,
                  "calibration text D[:split], or 'self' for the model's own samples (default: wikitext-2)");
@@ -164,13 +165,17 @@ class Calibration {
 
   void check_archs() {
     if (o_.archs.empty()) return;
-    const std::vector<std::string> archs = kvcc::codegen::parse_archs(o_.archs);
+    const kvcc::codegen::Archs archs = kvcc::codegen::parse_archs(o_.archs);
+    // Without a compiler the rest is still worth having (DESIGN.md, "Failure").
+    const auto warn = [](const kvcc::Error& error) { spdlog::warn("kernels will not be compiled: {}", error.what()); };
     try {
-      kvcc::codegen::check_archs(kvcc::codegen::find_nvcc(), archs);
+      if (!archs.gpu.empty()) kvcc::codegen::check_archs(kvcc::codegen::find_nvcc(), archs.gpu);
+      if (archs.cpu) kvcc::codegen::find_cxx();
       compile_ = true;
     } catch (const kvcc::codegen::NoNvcc& error) {
-      // Without nvcc the rest is still worth having (DESIGN.md, "Failure").
-      spdlog::warn("kernels will not be compiled: {}", error.what());
+      warn(error);
+    } catch (const kvcc::codegen::NoCxx& error) {
+      warn(error);
     }
   }
 
@@ -255,7 +260,7 @@ class Calibration {
         kernels_.back()["folder"] = folder;
       } else {
         spdlog::warn(
-            "no kernels of {}: no nvcc; their sources can be had with: kvcc compile {} --arch {} -o {} "
+            "no kernels of {}: no compiler; their sources can be had with: kvcc compile {} --arch {} -o {} "
             "--emit-only",
             artifact, artifact, o_.archs, folder);
         kernels_.push_back(Json::object());

@@ -14,7 +14,6 @@ const ChatFormat kFormats[] = {
      "<|im_start|>user\n",
      "<|im_end|>\n",
      "<|im_start|>assistant\n",
-     "<|im_end|>",
      "\n"},
     {"Llama 3",
      {"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"},
@@ -22,7 +21,6 @@ const ChatFormat kFormats[] = {
      "<|start_header_id|>user<|end_header_id|>\n\n",
      "<|eot_id|>",
      "<|start_header_id|>assistant<|end_header_id|>\n\n",
-     "<|eot_id|>",
      ""},
 };
 

@@ -14,7 +14,6 @@ struct ChatFormat {
   std::vector<const char*> marks;             ///< tokens that a vocabulary of this format has
   const char *system_begin, *user_begin;      ///< before a message
   const char *message_end, *assistant_begin;  ///< after a message; before the answer
-  const char* end_of_turn;                    ///< the token that ends the answer
   const char* between;                        ///< from an answer's last token to the next message
 
   /// Text of a user's message, up to where the answer begins. `system`: put first, "" for none; only at the beginning.

@@ -6,8 +6,9 @@
 #include <filesystem>
 #include <set>
 
-#include "codegen/build/arguments.h"
+#include "codegen/build/cxx.h"
 #include "codegen/build/jobs.h"
+#include "codegen/build/manifest.h"
 #include "codegen/build/nvcc.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -15,44 +16,6 @@
 
 namespace kvcc::codegen {
 namespace {
-
-void add_tensor(const TensorConfiguration& t, int tail, nlohmann::ordered_json& json) {
-  json["grid"] = to_text(t.grid);
-  json["bits"] = t.bits;
-  json["mixed"] = t.mixed;
-  json["axis"] = to_text(t.axis);
-  json["head_dim"] = t.head_dim;
-  json["sparse"] = to_text(t.sparse);
-  json["tail"] = tail;
-}
-
-nlohmann::ordered_json spec_json(const KernelSpec& spec, const CacheShape& shape) {
-  const Configuration& c = spec.configuration;
-  nlohmann::ordered_json json;
-  if (c.family == Family::copy_pages) return {{"layout", to_text(c.layout)}};
-  add_tensor(c, spec.tail, json);
-  if (c.family == Family::attention) add_tensor(c.value, spec.value.tail, json["value"]);
-  json["rope"] = to_text(c.rope);
-  json["rotary_dim"] = c.rotary_dim;
-  json["group"] = shape.group();
-  json["group_tile"] = c.group_tile;
-  json["dtype"] = to_text(c.dtype);
-  json["layout"] = to_text(c.layout);
-  json["layers"] = spec.layers;
-  json["kv_heads"] = spec.heads;
-  return json;
-}
-
-KernelPages pages_of(PageRule rule) {
-  return {std::move(rule.function),
-          std::move(rule.code_words),
-          std::move(rule.head_words),
-          rule.ranges,
-          rule.csr,
-          rule.classes,
-          rule.tail,
-          rule.default_capacity};
-}
 
 /// Files that the folder's earlier manifest lists and the new one does not. Only names inside the folder count.
 std::vector<std::string> stale_files(const std::string& folder, const std::map<std::string, std::string>& files) {
@@ -89,27 +52,47 @@ void check_folder(const CompileOptions& options) {
 }  // namespace
 
 int compilations(const Plan& plan, const CompileOptions& options) {
-  if (options.emit_only || options.archs.empty()) return 0;
-  return static_cast<int>(plan.kernels.size() * (options.archs.size() + 1));
+  if (options.emit_only) return 0;
+  size_t gpu = 0, cpu = 0;
+  for (const KernelSpec& spec : plan.kernels) (spec.machine == Machine::cpu ? cpu : gpu) += 1;
+  if (options.archs.empty()) gpu = 0;
+  return static_cast<int>(gpu * (options.archs.size() + 1) + (cpu > 0 ? cpu + 2 : 0));
 }
 
 CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileOptions& options) {
   const Templates templates = read_templates();
   std::vector<std::string> units;
+  bool gpu = false, cpu = false;
   for (const KernelSpec& spec : plan.kernels) {
     units.push_back(emit_unit(artifact, spec, templates, options.tool_version));
+    (spec.machine == Machine::cpu ? cpu : gpu) = true;
   }
+  const std::string table = cpu ? emit_library(artifact, plan, templates, options.tool_version) : "";
   check_folder(options);
 
   CompileResult result;
+  KernelsManifest& manifest = result.manifest;
   std::vector<Job> jobs;
-  if (!options.emit_only) {
-    const Nvcc nvcc = find_nvcc();
-    check_archs(nvcc, options.archs);
-    result.manifest.nvcc_version = nvcc.version;
-    jobs = build(plan, units, nvcc, options);
+  Library library;
+  if (options.emit_only) {
+    for (size_t k = 0; k < plan.kernels.size(); ++k) {
+      if (plan.kernels[k].machine == Machine::gpu) jobs.push_back({k, "", {}});
+    }
   } else {
-    for (size_t k = 0; k < plan.kernels.size(); ++k) jobs.push_back({k, "", {}});
+    Nvcc nvcc;
+    Cxx cxx;
+    if (gpu) nvcc = find_nvcc();
+    if (gpu) check_archs(nvcc, options.archs);
+    if (cpu) cxx = find_cxx();
+    manifest.nvcc_version = nvcc.version;
+    manifest.cxx_version = cxx.version;
+    manifest.highway_version = cxx.highway;
+    if (gpu) jobs = build(plan, units, nvcc, options);
+    if (cpu) {
+      library = build_library(plan, units, {library_unit(artifact), table}, library_file(artifact), cxx, options);
+    }
+    result.compiled = library.compiled;
+    result.cached = library.cached;
   }
 
   std::map<std::string, int> dynamic_shared;
@@ -117,63 +100,39 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   const std::string header = emit_header(artifact, plan, templates, options.tool_version, dynamic_shared);
   std::vector<std::string> roots = units;
   roots.push_back(header);
+  roots.push_back(table);
   const std::map<std::string, std::string> headers = header_closure(roots);
   std::map<std::string, std::string> files = headers;  // name to content
   files["kvcc_" + identifier(artifact.name) + ".h"] = header;
-  for (size_t k = 0; k < units.size(); ++k) files[plan.kernels[k].name + ".cu"] = units[k];
+  for (size_t k = 0; k < units.size(); ++k) files[source_of(plan.kernels[k])] = units[k];
+  if (cpu) files[library_unit(artifact) + ".cc"] = table;
+  if (!library.binary.empty()) files[library_file(artifact)] = library.binary;
   std::string launch_headers;
-  for (const char* path : {"formats/layout/launch.h", "formats/layout/mma_launch.h"}) {
+  for (const char* path : {"formats/layout/launch.h", "formats/layout/mma_launch.h", "kernels/cpu/units.h"}) {
     if (const auto header_text = headers.find(path); header_text != headers.end())
       launch_headers += header_text->second;
   }
   for (Job& job : jobs) {
     const KernelSpec& spec = plan.kernels[job.kernel];
-    const bool ptx = job.arch.starts_with("compute_"), built = !job.arch.empty();
     for (std::string& line : check_spills(spec.name, job.arch, job.result, is_shipped(spec.configuration))) {
       result.warnings.push_back(std::move(line));
     }
-    const std::string binary = built ? spec.name + "." + job.arch + (ptx ? ".ptx" : ".cubin") : "";
-    for (const Entry& entry : entries_of(spec)) {
-      KernelEntry listed;
-      listed.name = entry.name;
-      listed.symbol = entry.symbol;
-      listed.family = entry.family;
-      listed.spec = spec_json(spec, artifact.shape);
-      listed.arch = job.arch;
-      listed.source = spec.name + ".cu";
-      (ptx ? listed.ptx : listed.cubin) = binary;
-      listed.launch = {{128, 1, 1}, entry.tokens_per_block, entry.splits, entry.grid_rule, -1, entry.stage, entry.when};
-      if (built) {
-        const auto shared = job.result.dynamic_shared.find(entry.symbol);
-        if (shared == job.result.dynamic_shared.end()) {
-          throw Error(ErrorKind::failed, spec.name + ".ptx", "no " + entry.symbol + "_shared_bytes");
-        }
-        listed.launch.dynamic_shared_bytes = shared->second;
-      }
-      if (built && !ptx) {
-        const auto usage = job.result.usage.find(entry.symbol);
-        if (usage == job.result.usage.end()) {
-          throw Error(ErrorKind::failed, spec.name + " for " + job.arch, "the cubin has no entry " + entry.symbol);
-        }
-        listed.registers = usage->second.registers;
-        listed.spill_bytes = usage->second.spill_bytes;
-        listed.min_blocks = job.result.min_blocks.at(entry.symbol);
-        listed.shared_bytes = usage->second.shared_bytes;
-      }
-      listed.arguments.push_back({"params", entry.params, {}});
-      for (KernelArgument& member : members_of(launch_headers, entry.params)) {
-        member.name = "params." + member.name;
-        listed.arguments.push_back(std::move(member));
-      }
-      result.manifest.kernels.push_back(std::move(listed));
+    for (KernelEntry& entry : list_entries(spec, artifact.shape, job, launch_headers)) {
+      manifest.kernels.push_back(std::move(entry));
     }
-    if (built) {
+    if (const std::string file = file_of(spec, job); !file.empty()) {
       (job.result.cached ? result.cached : result.compiled) += 1;
-      files[binary] = std::move(job.result.binary);
+      files[file] = std::move(job.result.binary);
+    }
+  }
+  for (const KernelSpec& spec : plan.kernels) {
+    if (spec.machine != Machine::cpu) continue;
+    const std::string file = library.binary.empty() ? "" : library_file(artifact);
+    for (KernelEntry& entry : list_cpu_entries(spec, artifact.shape, file, library.instruction_sets, launch_headers)) {
+      manifest.kernels.push_back(std::move(entry));
     }
   }
 
-  KernelsManifest& manifest = result.manifest;
   manifest.content_sha256 = artifact.content_sha256;
   manifest.artifact = artifact.name;
   manifest.scheme = to_string(artifact.scheme);

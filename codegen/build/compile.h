@@ -1,4 +1,4 @@
-// From a codebook to a folder of kernels: sources, headers, cubins, PTX, C header, kernels.json.
+// From a codebook to a folder of kernels: sources, headers, cubins, PTX, library for the CPU, C header, kernels.json.
 #pragma once
 
 #include <functional>
@@ -20,13 +20,14 @@ Artifact describe(const Codebook& codebook, const std::string& name);
 /// Templates from share_folder()/codegen/templates.
 Templates read_templates();
 
-/// `unit`'s includes and theirs, by include path, from share_folder(). Throws Error(bad_input) for one that is absent.
+/// The units' includes and theirs, by include path, from share_folder(); those of Highway are left out. Throws
+/// Error(bad_input) for one that is absent.
 std::map<std::string, std::string> header_closure(const std::vector<std::string>& units);
 
 struct CompileOptions {
   std::string folder;              ///< written to
-  std::vector<std::string> archs;  ///< sorted; checked against nvcc here
-  bool emit_only = false;          ///< sources, headers and manifest alone; needs no nvcc
+  std::vector<std::string> archs;  ///< of GPUs, sorted; checked against nvcc here
+  bool emit_only = false;          ///< sources, headers and manifest alone; needs no compiler
   bool force = false;              ///< replaces a kernels.json of a newer schema too
   int threads = 1;
   std::string cache_folder;
@@ -37,14 +38,15 @@ struct CompileOptions {
 
 struct CompileResult {
   KernelsManifest manifest;
-  int compiled = 0;                   ///< PTX and cubins made, a run of nvcc each
+  int compiled = 0;                   ///< PTX, cubins, objects and library made, a run of a compiler each
   int cached = 0;                     ///< taken from the cache
   int written = 0;                    ///< files that changed
   int removed = 0;                    ///< files of an earlier kernels.json
   std::vector<std::string> warnings;  ///< a line for each entry and architecture that spills
 };
 
-/// PTX and cubins that compile() will make or take from the cache: units times (1 + architectures).
+/// Results that compile() will make or take from the cache: of units of the GPU PTX and a cubin an architecture, of
+/// units of the CPU an object, and the library of these with its table.
 int compilations(const Plan& plan, const CompileOptions& options);
 
 /// Writes the folder. Files that hold the right bytes are left alone; files that an earlier kernels.json lists and this

@@ -41,6 +41,16 @@ std::map<std::string, int> dynamic_shared(const std::string& ptx) {
   return bytes;
 }
 
+Task task_of(const Nvcc& nvcc, std::string key, std::string extension, std::string what) {
+  Task task;
+  task.compiler = "nvcc " + nvcc.version;
+  task.program = nvcc.path;
+  task.key = std::move(key);
+  task.extension = std::move(extension);
+  task.what = std::move(what);
+  return task;
+}
+
 }  // namespace
 
 const std::vector<std::string>& ptx_flags() {
@@ -69,13 +79,14 @@ Compiled compile_ptx(const Nvcc& nvcc, const std::string& name, const std::strin
   hash.update(
       fmt::format("kvcc ptx 3\n{}\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(ptx_flags(), " "), name, unit));
   for (const auto& [path, text] : headers) hash.update(fmt::format("{} {}\n", path, sha256_hex(text)));
-  Task task{hash.hex(), ".ptx", fmt::format("{}.cu for {}", name, arch), {headers.begin(), headers.end()}, {}, {}};
+  Task task = task_of(nvcc, hash.hex(), ".ptx", fmt::format("{}.cu for {}", name, arch));
+  task.sources = {headers.begin(), headers.end()};
   task.sources.emplace_back(name + ".cu", unit);
   task.command = {nvcc.path, "-ptx", "-arch=" + arch, "-I.", "-o", "out.ptx"};
   task.command.insert(task.command.end(), ptx_flags().begin(), ptx_flags().end());
   task.command.push_back(name + ".cu");
   task.finish = with_fixed_files;
-  Kept kept = run_task(nvcc, task, cache_folder);
+  Kept kept = run_task(task, cache_folder);
   Compiled result;
   result.binary = std::move(kept.binary);
   result.cached = kept.cached;
@@ -88,11 +99,12 @@ Compiled assemble_once(const Nvcc& nvcc, const std::string& name, const std::str
   Sha256 hash;
   hash.update(fmt::format("kvcc cubin 3\n{}\n{}\n{}\n{}\n", nvcc.version, arch, fmt::join(cubin_flags(), " "), name));
   hash.update(ptx);
-  Task task{hash.hex(), ".cubin", fmt::format("{}.ptx for {}", name, arch), {{name + ".ptx", ptx}}, {}, {}};
+  Task task = task_of(nvcc, hash.hex(), ".cubin", fmt::format("{}.ptx for {}", name, arch));
+  task.sources = {{name + ".ptx", ptx}};
   task.command = {nvcc.path, "-cubin", "-arch=" + arch, "-o", "out.cubin"};
   task.command.insert(task.command.end(), cubin_flags().begin(), cubin_flags().end());
   task.command.push_back(name + ".ptx");
-  Kept kept = run_task(nvcc, task, cache_folder);
+  Kept kept = run_task(task, cache_folder);
   Compiled result{std::move(kept.binary), parse_ptxas(kept.log), {}, min_blocks_of(ptx), false, kept.cached};
   for (const auto& [symbol, usage] : result.usage) {
     if (usage.spill_bytes > 0 || usage.stack_bytes == 0) continue;

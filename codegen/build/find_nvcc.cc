@@ -1,45 +1,22 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 #include <filesystem>
 #include <regex>
 #include <set>
 #include <sstream>
 
 #include "codegen/build/nvcc.h"
+#include "codegen/build/programs.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
-#include "formats/core/process.h"
 
 namespace kvcc::codegen {
 namespace {
 
 namespace fs = std::filesystem;
-
-bool runs(const fs::path& path) {
-  std::error_code error;
-  return fs::is_regular_file(path, error) && access(path.c_str(), X_OK) == 0;
-}
-
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-std::string first_line(const std::string& text) { return text.substr(0, std::min<size_t>(text.find('\n'), 200)); }
-
-std::string checked_output(const std::vector<std::string>& argv) {
-  ProcessResult result = run_process(argv);
-  if (result.status != 0) {
-    throw Error(ErrorKind::failed, argv[0] + " " + argv[1],
-                fmt::format("exit status {}: {}", result.status, first_line(result.output)));
-  }
-  return std::move(result.output);
-}
 
 std::string version_of(const std::string& nvcc) {
   const std::string text = checked_output({nvcc, "--version"});
@@ -55,10 +32,7 @@ std::string version_of(const std::string& nvcc) {
 std::vector<std::string> nvcc_places() {
   std::vector<std::string> places;
   if (const std::string set = environment("KVCC_NVCC"); !set.empty()) return {set};
-  std::istringstream folders(environment("PATH"));
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (!folder.empty()) places.push_back(folder + "/nvcc");
-  }
+  for (const std::string& folder : path_folders()) places.push_back(folder + "/nvcc");
   if (const std::string home = environment("CUDA_HOME"); !home.empty()) places.push_back(home + "/bin/nvcc");
   places.push_back("/usr/local/cuda/bin/nvcc");
   std::vector<fs::path> venvs;
@@ -111,22 +85,26 @@ int arch_number(const std::string& arch) {
   return number;
 }
 
-std::vector<std::string> parse_archs(const std::string& text) {
+Archs parse_archs(const std::string& text) {
   static const std::regex form("sm_[1-9][0-9]{1,2}[af]?");
+  constexpr const char* kWanted = "architectures such as sm_80,sm_90, or cpu";
+  Archs result;
   std::set<std::pair<int, std::string>> archs;
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
+    if (part == "cpu") {
+      result.cpu = true;
+      continue;
+    }
     if (!std::regex_match(part, form)) {
-      throw Error(ErrorKind::usage, "--arch", fmt::format("\"{}\"", part), "architectures such as sm_80,sm_90");
+      throw Error(ErrorKind::usage, "--arch", fmt::format("\"{}\"", part), kWanted);
     }
     archs.emplace(arch_number(part), part);
   }
-  if (archs.empty() || text.ends_with(',')) {
-    throw Error(ErrorKind::usage, "--arch", archs.empty() ? "nothing" : fmt::format("\"{}\"", text),
-                "architectures such as sm_80,sm_90");
+  for (const auto& [number, arch] : archs) result.gpu.push_back(arch);
+  if ((result.gpu.empty() && !result.cpu) || text.ends_with(',')) {
+    throw Error(ErrorKind::usage, "--arch", text.empty() ? "nothing" : fmt::format("\"{}\"", text), kWanted);
   }
-  std::vector<std::string> result;
-  for (const auto& [number, arch] : archs) result.push_back(arch);
   return result;
 }
 

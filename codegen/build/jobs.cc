@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <functional>
 #include <iterator>
 #include <mutex>
 #include <system_error>
@@ -12,20 +11,18 @@
 #include "formats/core/error.h"
 
 namespace kvcc::codegen {
-namespace {
 
-/// Runs the jobs on `threads` threads. The error of the first failing job in order is thrown, whichever came first.
-void run_jobs(std::vector<Job>& jobs, int threads, const std::function<void(Job&)>& work,
+void run_jobs(size_t count, int threads, const std::function<void(size_t)>& work,
               const std::function<void()>& progress) {
   std::atomic<size_t> next{0};
   std::atomic<bool> stop{false};
   std::mutex mutex;
-  std::vector<std::exception_ptr> errors(jobs.size());
+  std::vector<std::exception_ptr> errors(count);
   const auto worker = [&] {
-    for (size_t i = next++; i < jobs.size() && !stop; i = next++) {
+    for (size_t i = next++; i < count && !stop; i = next++) {
       try {
         check_interrupt();
-        work(jobs[i]);
+        work(i);
       } catch (...) {
         errors[i] = std::current_exception();
         stop = true;
@@ -36,7 +33,7 @@ void run_jobs(std::vector<Job>& jobs, int threads, const std::function<void(Job&
   };
   std::vector<std::thread> pool;
   try {
-    for (int t = 1; t < std::min<int>(threads, static_cast<int>(jobs.size())); ++t) pool.emplace_back(worker);
+    for (int t = 1; t < std::min<int>(threads, static_cast<int>(count)); ++t) pool.emplace_back(worker);
   } catch (const std::system_error&) {  // no more threads to be had: fewer do the work
   }
   worker();
@@ -46,36 +43,70 @@ void run_jobs(std::vector<Job>& jobs, int threads, const std::function<void(Job&
   }
 }
 
-}  // namespace
-
 std::vector<Job> build(const Plan& plan, const std::vector<std::string>& units, const Nvcc& nvcc,
                        const CompileOptions& options) {
   std::vector<Job> ptx, cubins, jobs;
   for (size_t k = 0; k < units.size(); ++k) {
+    if (plan.kernels[k].machine != Machine::gpu) continue;
     ptx.push_back({k, ptx_arch(options.archs), {}});
     for (const std::string& arch : options.archs) cubins.push_back({k, arch, {}});
   }
+  const size_t each = options.archs.size();
   run_jobs(
-      ptx, options.threads,
-      [&](Job& job) {
-        job.result = compile_ptx(nvcc, plan.kernels[job.kernel].name, units[job.kernel],
-                                 header_closure({units[job.kernel]}), job.arch, options.cache_folder);
+      ptx.size(), options.threads,
+      [&](size_t i) {
+        const std::string& unit = units[ptx[i].kernel];
+        ptx[i].result = compile_ptx(nvcc, plan.kernels[ptx[i].kernel].name, unit, header_closure({unit}), ptx[i].arch,
+                                    options.cache_folder);
       },
       options.progress);
   run_jobs(
-      cubins, options.threads,
-      [&](Job& job) {
-        const Compiled& from = ptx[job.kernel].result;
+      cubins.size(), options.threads,
+      [&](size_t i) {
+        Job& job = cubins[i];
+        const Compiled& from = ptx[i / each].result;
         job.result = assemble(nvcc, plan.kernels[job.kernel].name, from.binary, job.arch, options.cache_folder);
         job.result.dynamic_shared = from.dynamic_shared;
       },
       options.progress);
-  for (size_t k = 0; k < units.size(); ++k) {
-    const size_t each = options.archs.size();
-    std::move(cubins.begin() + k * each, cubins.begin() + (k + 1) * each, std::back_inserter(jobs));
-    jobs.push_back(std::move(ptx[k]));
+  for (size_t i = 0; i < ptx.size(); ++i) {
+    std::move(cubins.begin() + i * each, cubins.begin() + (i + 1) * each, std::back_inserter(jobs));
+    jobs.push_back(std::move(ptx[i]));
   }
   return jobs;
+}
+
+Library build_library(const Plan& plan, const std::vector<std::string>& units,
+                      const std::pair<std::string, std::string>& table, const std::string& file, const Cxx& cxx,
+                      const CompileOptions& options) {
+  std::vector<std::pair<std::string, std::string>> sources = {table};  // name, text
+  for (size_t k = 0; k < units.size(); ++k) {
+    if (plan.kernels[k].machine == Machine::cpu) sources.emplace_back(plan.kernels[k].name, units[k]);
+  }
+  std::vector<Built> objects(sources.size());
+  run_jobs(
+      sources.size(), options.threads,
+      [&](size_t i) {
+        objects[i] = compile_object(cxx, sources[i].first, sources[i].second, header_closure({sources[i].second}),
+                                    options.cache_folder);
+      },
+      options.progress);
+  Library library;
+  std::vector<std::pair<std::string, std::string>> named;
+  for (size_t i = 0; i < objects.size(); ++i) {
+    (objects[i].cached ? library.cached : library.compiled) += 1;
+    named.emplace_back(sources[i].first + ".o", std::move(objects[i].binary));
+  }
+  run_jobs(
+      1, 1,
+      [&](size_t) {
+        Built linked = link_library(cxx, file, named, options.cache_folder);
+        (linked.cached ? library.cached : library.compiled) += 1;
+        library.binary = std::move(linked.binary);
+      },
+      options.progress);
+  library.instruction_sets = instruction_sets(library.binary, file);
+  return library;
 }
 
 }  // namespace kvcc::codegen

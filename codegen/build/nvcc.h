@@ -31,8 +31,13 @@ struct NoNvcc : Error {
 /// The first of the places that is a program and new enough. Throws NoNvcc; Error(failed) for one that does not answer.
 Nvcc find_nvcc(const std::vector<std::string>& places = nvcc_places());
 
-/// "sm_80,sm_90a" to its parts, sorted by number, each once. Throws Error(usage) for text that names no architecture.
-std::vector<std::string> parse_archs(const std::string& text);
+struct Archs {
+  std::vector<std::string> gpu;  ///< "sm_80", …
+  bool cpu = false;
+};
+/// "sm_80,sm_90a,cpu" to its parts, those of GPUs sorted by number, each once. Throws Error(usage) for text that names
+/// no architecture.
+Archs parse_archs(const std::string& text);
 /// Number of an architecture: 90 for "sm_90a".
 int arch_number(const std::string& arch);
 /// Throws Error(usage) naming those that this nvcc does not compile for, and those it does.

@@ -17,7 +17,8 @@ std::vector<std::string> includes_of(const std::string& text) {
   std::istringstream lines(text);
   for (std::string one; std::getline(lines, one);) {
     std::smatch match;
-    if (std::regex_match(one, match, line)) paths.push_back(match[1]);
+    // Highway is the machine's, as the standard library is.
+    if (std::regex_match(one, match, line) && !match[1].str().starts_with("hwy/")) paths.push_back(match[1]);
   }
   return paths;
 }

@@ -27,7 +27,7 @@ void write_source(const std::string& path, const std::string& text) {
   utimensat(AT_FDCWD, path.c_str(), times, 0);
 }
 
-/// The lines of nvcc's output that say what went wrong, a few.
+/// The lines of a compiler's output that say what went wrong, a few.
 std::string gist(const std::string& output) {
   std::string kept;
   int lines = 0;
@@ -74,7 +74,7 @@ std::optional<Kept> look_up(const std::string& path) {
 
 }  // namespace
 
-Kept run_task(const Nvcc& nvcc, const Task& task, const std::string& cache_folder) {
+Kept run_task(const Task& task, const std::string& cache_folder) {
   const std::string path = cache_folder + "/kernels/" + task.key.substr(0, 2) + "/" + task.key + ".entry";
   if (std::optional<Kept> kept = look_up(path)) return *std::move(kept);
   const BuildFolder folder(task.key);
@@ -84,20 +84,20 @@ Kept run_task(const Nvcc& nvcc, const Task& task, const std::string& cache_folde
     make_folder((fs::path(folder.path()) / name).parent_path().string());
     write_source(folder.path() + "/" + name, text);
   }
-  // nvcc's own files go where there is room to compile; a TMPDIR that is unfit does not matter then.
-  std::vector<std::string> command = {"/usr/bin/env", "TMPDIR=" + folder.path()};
+  // The compiler's own files go where there is room to compile; a TMPDIR that is unfit does not matter then.
+  std::vector<std::string> command = {"/usr/bin/env", "LC_ALL=C", "TMPDIR=" + folder.path()};
   command.insert(command.end(), task.command.begin(), task.command.end());
   ProcessResult run = run_process(command, {.folder = folder.path()});
-  const std::string place = fmt::format("nvcc {}, {}", nvcc.version, task.what);
+  const std::string place = task.compiler + ", " + task.what;
   if (run.status != 0) {
-    check_interrupt();  // an interrupt of all of us is no error of nvcc's
+    check_interrupt();  // an interrupt of all of us is no error of the compiler's
     throw Error(ErrorKind::failed, place, gist(run.output), "", fmt::format("exit status {}", run.status));
   }
   const std::string out = folder.path() + "/out" + task.extension;
   std::error_code error;
   if (!fs::is_regular_file(out, error) || fs::file_size(out, error) == 0) {
-    throw Error(ErrorKind::failed, place, "nvcc wrote no output", "out" + task.extension,
-                fmt::format("is {} the CUDA compiler?", nvcc.path));
+    throw Error(ErrorKind::failed, place, "the compiler wrote no output", "out" + task.extension,
+                fmt::format("is {} a compiler?", task.program));
   }
   Kept result{read_text_file(out), std::move(run.output), false};
   if (task.finish) result.binary = task.finish(result.binary);

@@ -6,14 +6,14 @@
 #include <utility>
 #include <vector>
 
-#include "codegen/build/nvcc.h"
-
 namespace kvcc::codegen {
 
 /// Looked up by the hash of all that decides it, else made in a folder whose name follows from that (BuildFolder).
 struct Task {
+  std::string compiler;  ///< with its version, for messages
+  std::string program;   ///< as it is run, likewise
   std::string key;
-  std::string extension;                                     ///< of the result, ".ptx" or ".cubin"
+  std::string extension;                                     ///< of the result, ".ptx", ".cubin", ".o" or ".so"
   std::string what;                                          ///< for messages
   std::vector<std::pair<std::string, std::string>> sources;  ///< path in the folder, text
   std::vector<std::string> command;                          ///< writes "out" + extension
@@ -28,6 +28,6 @@ struct Kept {
 /// An entry of the cache is one file, CACHE/kernels/KE/KEY.entry: a line with the SHA-256 of the rest; a line with the
 /// bytes of the result and of the log; both. One that is damaged counts as absent and is written anew. Throws
 /// Error(failed) with the compiler's words when it fails, or writes nothing.
-Kept run_task(const Nvcc& nvcc, const Task& task, const std::string& cache_folder);
+Kept run_task(const Task& task, const std::string& cache_folder);
 
 }  // namespace kvcc::codegen

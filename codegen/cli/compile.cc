@@ -1,7 +1,9 @@
 // kvcc compile: from a codebook to a folder of kernels.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -21,7 +23,7 @@ using nlohmann::ordered_json;
 struct Options {
   std::string artifact, folder;
   std::string archs = "sm_80,sm_90";
-  std::string dtype = "f16";
+  std::string dtype;  ///< "": f16 for GPUs, f32 for the CPU
   std::string layout = "auto";
   std::string families;
   bool families_given = false;
@@ -49,25 +51,34 @@ ordered_json skipped_json(const cg::Plan& plan) {
   return skipped;
 }
 
+/// As --arch lists them.
+std::vector<std::string> archs_of(const cg::Plan& plan, const cg::CompileOptions& compile) {
+  std::vector<std::string> archs = compile.archs;
+  const auto of_cpu = [](const cg::KernelSpec& spec) { return spec.machine == cg::Machine::cpu; };
+  if (std::any_of(plan.kernels.begin(), plan.kernels.end(), of_cpu)) archs.emplace_back(kvcc::kCpuArch);
+  return archs;
+}
+
 void print_plan(const Options& options, const cg::Plan& plan, const cg::CompileOptions& compile, bool json) {
   const int runs = cg::compilations(plan, compile);
   if (json) {
-    ordered_json document{{"folder", options.folder}, {"archs", compile.archs}, {"compilations", runs}};
+    ordered_json document{{"folder", options.folder}, {"archs", archs_of(plan, compile)}, {"compilations", runs}};
     document["layout"] = cg::to_text(plan.layout);
     document["layout_reason"] = plan.layout_reason;
     document["kernels"] = ordered_json::array();
     for (const cg::KernelSpec& spec : plan.kernels) {
       for (const cg::Entry& entry : cg::entries_of(spec)) {
-        document["kernels"].push_back({{"name", entry.name}, {"family", entry.family}, {"source", spec.name + ".cu"}});
+        document["kernels"].push_back(
+            {{"name", entry.name}, {"family", entry.family}, {"source", cg::source_of(spec)}});
       }
     }
     document["skipped"] = skipped_json(plan);
     kvcc::cli::print_json(document);
     return;
   }
-  for (const cg::KernelSpec& spec : plan.kernels) fmt::print("{}.cu\n", spec.name);
-  fmt::print("{} units of layout {}, {} runs of nvcc, into {}\n", plan.kernels.size(), cg::to_text(plan.layout), runs,
-             options.folder);
+  for (const cg::KernelSpec& spec : plan.kernels) fmt::print("{}\n", cg::source_of(spec));
+  fmt::print("{} units of layout {}, {} runs of compilers, into {}\n", plan.kernels.size(), cg::to_text(plan.layout),
+             runs, options.folder);
 }
 
 void print_result(const Options& options, const cg::CompileResult& result, const cg::Plan& plan, bool json) {
@@ -91,6 +102,11 @@ void print_result(const Options& options, const cg::CompileResult& result, const
                     std::to_string(entry.spill_bytes)});
   }
   if (rows.size() > 1) fmt::print("{}", kvcc::cli::table(rows));
+  for (const kvcc::KernelEntry& entry : result.manifest.kernels) {
+    if (entry.library.empty()) continue;
+    fmt::print("{}: instruction sets {}\n", entry.library, fmt::join(entry.instruction_sets, ", "));
+    break;  // one library has them all
+  }
   fmt::print("{}: {} units, {} compiled, {} from the cache, {} files written, {} files removed\n", options.folder,
              plan.kernels.size(), result.compiled, result.cached, result.written, result.removed);
 }
@@ -110,13 +126,18 @@ int body(const Options& options, const kvcc::cli::Common& common) {
   if (options.folder.empty()) throw kvcc::Error(kvcc::ErrorKind::usage, "-o", "nothing", "a folder to write to");
   cg::CompileOptions compile;
   compile.folder = options.folder;
-  compile.archs = cg::parse_archs(options.archs);
+  const cg::Archs archs = cg::parse_archs(options.archs);
+  compile.archs = archs.gpu;
   compile.emit_only = options.emit_only;
   compile.force = options.force;
   compile.threads = common.threads;
   compile.cache_folder = common.cache_dir;
   compile.tool_version = KVCC_VERSION;
-  cg::Targets targets{compile.archs, cg::parse_dtype(options.dtype), parse_layout(options.layout), {}};
+  cg::Targets targets;
+  targets.archs = archs.gpu;
+  targets.cpu = archs.cpu;
+  if (!options.dtype.empty()) targets.dtype = targets.cpu_dtype = cg::parse_dtype(options.dtype);
+  targets.layout = parse_layout(options.layout);
   if (options.families_given) targets.families = cg::parse_families(options.families);
 
   const std::string name = std::filesystem::path(options.artifact).stem().string();
@@ -128,7 +149,7 @@ int body(const Options& options, const kvcc::cli::Common& common) {
   for (const cg::Skipped& one : plan.skipped) {
     spdlog::info("no {}: {}", cg::to_text(one.family), one.reason);
   }
-  if (common.dry_run || options.emit_only) check_archs_if_possible(compile.archs);
+  if ((common.dry_run || options.emit_only) && !archs.gpu.empty()) check_archs_if_possible(archs.gpu);
   if (common.dry_run) {
     print_plan(options, plan, compile, common.json);
     return 0;
@@ -157,28 +178,36 @@ int body(const Options& options, const kvcc::cli::Common& common) {
 int main(int argc, char** argv) {
   Options options;
   return kvcc::cli::run(
-      argc, argv, "compile", "generate and compile the CUDA kernels of a codebook",
+      argc, argv, "compile", "generate and compile the kernels of a codebook, for GPUs and for the CPU",
       kvcc::cli::kJson | kvcc::cli::kThreads | kvcc::cli::kDryRun | kvcc::cli::kCacheDir,
       [&](CLI::App& app) {
         app.add_option("codebook", options.artifact, "the artifact, NAME.kvcb")->required();
-        app.add_option("--arch", options.archs, "GPU architectures; PTX that newer ones can take is made too")
+        app.add_option("--arch", options.archs,
+                       "GPU architectures, of which PTX that newer ones can take is made too, and cpu: a shared "
+                       "library with code "
+                       "for each instruction set")
             ->capture_default_str();
-        app.add_option("-o,--output", options.folder, "folder for sources, cubins, PTX, C header and kernels.json")
+        app.add_option("-o,--output", options.folder,
+                       "folder for sources, cubins, PTX, library, C header and kernels.json")
             ->required();
-        app.add_option("--dtype", options.dtype,
-                       "of keys, values, queries and weights that kernels read: f16, bf16, f32")
-            ->capture_default_str();
-        app.add_option("--layout", options.layout,
-                       "of the packed cache: mma-1 (tensor cores), linear-1, or auto: mma-1 where it has all that the "
-                       "codebook needs")
+        app.add_option(
+            "--dtype", options.dtype,
+            "of keys, values, queries and weights that kernels read: f16, bf16, f32; where left out f16 on GPUs "
+            "and f32 on the CPU, whose units differ in nothing else");
+        app.add_option(
+               "--layout", options.layout,
+               "of the packed cache: mma-1 (tensor cores, CPU), linear-1, or auto: mma-1 where it has all that the "
+               "codebook needs; cpu needs mma-1")
             ->capture_default_str();
         app.add_option("--families", options.families,
                        "kernels to make, e.g. attention,pack_key,pack_value; all of the layout where left out")
             ->each([&options](const std::string&) { options.families_given = true; });
         app.footer(
             "nvcc is the one that $KVCC_NVCC names, else the first of version 12 or newer in PATH, CUDA_HOME, "
-            "/usr/local/cuda and the virtual environment.");
-        app.add_flag("--emit-only", options.emit_only, "write the sources alone; needs no nvcc");
+            "/usr/local/cuda and the virtual environment. The C++ compiler is the one that $CXX names, else c++, g++ "
+            "or "
+            "clang++ in PATH; it needs Highway (libhwy-dev).");
+        app.add_flag("--emit-only", options.emit_only, "write the sources alone; needs no compiler");
         app.add_flag("--force", options.force, "write into the folder even if its kernels.json is of a newer kvcc");
       },
       [&](const kvcc::cli::Common& common) { return body(options, common); });

@@ -21,7 +21,7 @@ struct Entry {
   std::string family;  ///< "key_scores", …; of second entries "pack_value_select", "value_merge", "attention_merge"
   std::string name;    ///< of the unit; that of a second entry ends in "_select" or "_merge"
   std::string symbol;
-  std::string body;             ///< C++ class of kernels/device
+  std::string body;             ///< C++ class of kernels/device, or function template of kernels/cpu
   std::string params;           ///< C struct of formats/layout/launch.h or mma_launch.h
   std::string grid_rule;        ///< C function of them that computes the grid
   int tokens_per_block = 0;     ///< tokens a block reads or writes at a time; 0: none
@@ -32,8 +32,10 @@ struct Entry {
 /// In order of launch.
 std::vector<Entry> entries_of(const KernelSpec& spec);
 
-/// File of kernels/device that has the configuration's bodies.
-std::string header_of(const Configuration& configuration);
+/// File of kernels/device or kernels/cpu that has the unit's bodies, as an include path.
+std::string header_of(const KernelSpec& spec);
+/// File name of the generated unit: NAME.cu, or NAME.cc for the CPU.
+std::string source_of(const KernelSpec& spec);
 
 /// How pages of one tensor are made, what the C header and kernels.json say of it.
 struct PageRule {
@@ -49,6 +51,13 @@ PageRule page_rule(const Artifact& artifact, Layout layout, bool keys);
 /// The generated unit: banner, include, table of codebooks, constants, entries.
 std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Templates& templates,
                       const std::string& tool_version);
+
+/// The unit beside those of the CPU that makes a library of them: their table (kernels/cpu/library.h).
+std::string emit_library(const Artifact& artifact, const Plan& plan, const Templates& templates,
+                         const std::string& tool_version);
+/// Names of that unit, without extension, and of the shared library: kvcc_NAME_cpu, kvcc_NAME_cpu.so.
+std::string library_unit(const Artifact& artifact);
+std::string library_file(const Artifact& artifact);
 
 /// kvcc_NAME.h: names of the kernels, geometry and layout constants of the artifact. Compiles as C99 and C++.
 /// `dynamic_shared` holds bytes by symbol; empty: nothing was compiled.

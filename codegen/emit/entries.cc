@@ -89,24 +89,45 @@ std::vector<Entry> mma_entries(const Configuration& c, Entry entry) {
   }
 }
 
+/// Name of the text of kernels/cpu that has a family's bodies.
+std::string cpu_text(Family family) {
+  switch (family) {
+    case Family::pack_key:
+    case Family::pack_value:
+      return "pack";
+    case Family::dequantise_key:
+    case Family::dequantise_value:
+      return "dequantise";
+    case Family::copy_pages:
+      return "copy";
+    default:
+      return std::string(to_text(family));
+  }
+}
+
 }  // namespace
 
-std::string header_of(const Configuration& c) {
+std::string source_of(const KernelSpec& spec) { return spec.name + (spec.machine == Machine::cpu ? ".cc" : ".cu"); }
+
+std::string header_of(const KernelSpec& spec) {
+  const Configuration& c = spec.configuration;
+  const auto device = [](const std::string& name) { return "kernels/device/" + name + ".cuh"; };
+  if (spec.machine == Machine::cpu) return "kernels/cpu/" + cpu_text(c.family) + "-inl.h";
   const bool mma = c.layout == Layout::mma;
   switch (c.family) {
     case Family::pack_key:
     case Family::pack_value:
-      return mma ? "mma_pack.cuh" : c.axis == Axis::channel ? "pack_channel.cuh" : "pack_token.cuh";
+      return device(mma ? "mma_pack" : c.axis == Axis::channel ? "pack_channel" : "pack_token");
     case Family::attention:
-      return "attention.cuh";
+      return device("attention");
     case Family::key_scores:
-      return mma ? "mma_key_scores.cuh" : "key_scores.cuh";
+      return device(mma ? "mma_key_scores" : "key_scores");
     case Family::value_mix:
-      return mma ? "mma_value_mix.cuh" : "value_mix.cuh";
+      return device(mma ? "mma_value_mix" : "value_mix");
     case Family::copy_pages:
-      return "copy_pages.cuh";
+      return device("copy_pages");
     default:
-      return mma ? "mma_dequantise.cuh" : "dequantise.cuh";
+      return device(mma ? "mma_dequantise" : "dequantise");
   }
 }
 
@@ -122,6 +143,9 @@ std::vector<Entry> entries_of(const KernelSpec& spec) {
     entry.name = spec.name + entry.name;
     entry.stage = static_cast<int>(i);
     if (entry.family.ends_with("_merge")) entry.when = "splits > 1";
+    // Texts of the CPU know one layout.
+    if (spec.machine == Machine::cpu && entry.body.starts_with("Mma")) entry.body.erase(0, 3);
+    if (entry.body == "Select") entry.body = "PackSelect";
   }
   return entries;
 }

@@ -67,6 +67,16 @@ std::string width_suffix(const Configuration& c) {
   return (c.mixed ? fmt::format("_K{}BIT", c.bits) : "") + (c.value.mixed ? fmt::format("_V{}BIT", c.value.bits) : "");
 }
 
+/// The entries of a unit of the CPU.
+std::string cpu_entries(const std::string& prefix, const KernelSpec& spec) {
+  std::string lines;
+  for (const Entry& entry : entries_of(spec)) {
+    lines += fmt::format("#define KVCC_{}_CPU_{}{} \"{}\" /* {}, {} */\n", prefix, upper(entry.family),
+                         width_suffix(spec.configuration), entry.symbol, entry.params, entry.grid_rule);
+  }
+  return lines;
+}
+
 }  // namespace
 
 std::string comment_text(const std::string& text) {
@@ -91,8 +101,12 @@ std::string identifier(const std::string& name) {
 std::string emit_header(const Artifact& artifact, const Plan& plan, const Templates& templates,
                         const std::string& tool_version, const std::map<std::string, int>& dynamic_shared) {
   const std::string prefix = upper(identifier(artifact.name));
-  std::string kernels;
+  std::string kernels, cpu_units;
   for (const KernelSpec& spec : plan.kernels) {
+    if (spec.machine == Machine::cpu) {
+      cpu_units += cpu_entries(prefix, spec);
+      continue;
+    }
     const std::string suffix = width_suffix(spec.configuration);
     for (const Entry& entry : entries_of(spec)) {
       const bool select = entry.family.ends_with("_select"), merge = entry.family.ends_with("_merge");
@@ -107,6 +121,12 @@ std::string emit_header(const Artifact& artifact, const Plan& plan, const Templa
       }
     }
   }
+  std::string cpu;
+  if (!cpu_units.empty()) {
+    cpu = fill(templates.at("header_cpu.h.in"),
+               {{"upper", prefix}, {"library", library_file(artifact)}, {"units", cpu_units}}, "header_cpu.h.in");
+  }
+  if (kernels.empty()) kernels = "/* None for a GPU. */\n";
   const CacheShape& shape = artifact.shape;
   const std::map<std::string, std::string> values = {
       {"tool_version", tool_version},
@@ -128,6 +148,7 @@ std::string emit_header(const Artifact& artifact, const Plan& plan, const Templa
       {"tensors",
        tensor_text(artifact, plan.layout, true, templates) + tensor_text(artifact, plan.layout, false, templates)},
       {"kernels", kernels},
+      {"cpu", cpu},
       {"dynamic_shared", dynamic_shared.empty()
                              ? "as kernels.json states once kernels are compiled (--emit-only compiled none)"
                              : "ENTRY_DYNAMIC_SHARED_BYTES, a block"},

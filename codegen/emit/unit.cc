@@ -1,28 +1,12 @@
 #include <fmt/format.h>
 
+#include "codegen/emit/cpu_unit.h"
 #include "codegen/emit/emit.h"
 #include "codegen/emit/fill.h"
+#include "codegen/emit/table_text.h"
 
 namespace kvcc::codegen {
 namespace {
-
-/// Rows of `per_line` values, each row of the table after a comment that says whose it is.
-template <class T, class Format>
-std::string table_text(const KernelSpec& spec, const std::vector<T>& values, size_t per_row, size_t per_line,
-                       const Format& format) {
-  std::string out;
-  for (size_t row = 0; row * per_row < values.size(); ++row) {
-    out += per_row == static_cast<size_t>(spec.heads)
-               ? fmt::format("    // layer {}\n", row)
-               : fmt::format("    // layer {}, head {}\n", row / spec.heads, row % spec.heads);
-    for (size_t i = 0; i < per_row; ++i) {
-      if (i % per_line == 0) out += "    ";
-      out += format(values[row * per_row + i]);
-      out += (i + 1) % per_line == 0 || i + 1 == per_row ? ",\n" : ", ";
-    }
-  }
-  return out;
-}
 
 std::string rope_text(RopeKind rope) { return rope == RopeKind::none ? "none" : std::string(to_text(rope)); }
 
@@ -36,19 +20,17 @@ std::string tensor_text(const KernelSpec& spec, bool keys, const std::string& pr
   std::string widths, bits_of;
   if (t.mixed) {
     widths = fmt::format("// [layers, heads] bits of a code\nKVCC_TABLE unsigned char k{}Widths[{} * {}] = {{\n{}}};\n",
-                         prefix, spec.layers, spec.heads,
-                         table_text(spec, tables.bits, spec.heads, 32, [](uint8_t b) { return fmt::format("{}", b); }));
+                         prefix, spec.layers, spec.heads, widths_text(spec, tables));
     bits_of = fmt::format("  static KVCC_HD int bits(int layer, int head) {{ return k{}Widths[layer * {} + head]; }}\n",
                           prefix, spec.heads);
   }
-  const auto hex = [](float level) { return fmt::format("{:a}f", level); };
   const std::map<std::string, std::string> values = {
       {"layers", std::to_string(spec.layers)},
       {"heads", std::to_string(spec.heads)},
       {"codes", std::to_string(codes)},
       {"tensor", prefix},
       {"struct", prefix.empty() ? "Config" : prefix + "Tensor"},
-      {"levels", table_text(spec, tables.levels, codes, 8, hex)},
+      {"levels", levels_text(spec, tables, codes)},
       {"widths", widths},
       {"bits_of", bits_of},
       {"bits", std::to_string(t.bits)},
@@ -82,13 +64,16 @@ std::string configs_text(const KernelSpec& spec, const Templates& templates) {
 }  // namespace
 
 const std::vector<std::string>& template_names() {
-  static const std::vector<std::string> names = {"kernel.cu.in",      "kernel_tensor.cu.in", "kernel_attention.cu.in",
-                                                 "kernel_copy.cu.in", "header.h.in",         "header_tensor.h.in"};
+  static const std::vector<std::string> names = {
+      "kernel.cu.in",     "kernel_tensor.cu.in",     "kernel_attention.cu.in",  "kernel_copy.cu.in",
+      "kernel_cpu.cc.in", "kernel_cpu_config.cc.in", "kernel_cpu_tensor.cc.in", "kernel_cpu_library.cc.in",
+      "header.h.in",      "header_tensor.h.in",      "header_cpu.h.in"};
   return names;
 }
 
 std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Templates& templates,
                       const std::string& tool_version) {
+  if (spec.machine == Machine::cpu) return emit_cpu_unit(artifact, spec, templates, tool_version);
   if (spec.configuration.family == Family::copy_pages) {
     return fill(templates.at("kernel_copy.cu.in"), {{"tool_version", tool_version}, {"symbol", spec.symbol}},
                 "kernel_copy.cu.in");
@@ -104,7 +89,7 @@ std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Te
       {"content_sha256", artifact.content_sha256},
       {"scheme", to_string(artifact.scheme)},
       {"model", comment_text(artifact.model)},
-      {"header", header_of(spec.configuration)},
+      {"header", header_of(spec)},
       {"symbol", spec.symbol},
       {"configs", configs_text(spec, templates)},
       {"entries", entries},

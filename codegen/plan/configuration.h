@@ -20,6 +20,7 @@ enum class Family {
   dequantise_value,
   copy_pages  ///< depends on no choice, and serves both layouts
 };
+enum class Machine { gpu, cpu };         ///< what a unit runs on; the CPU has layout mma-1 alone
 enum class Layout { linear, mma, any };  ///< "linear-1", "mma-1"; any: of copy_pages
 enum class Sparse { none, csr, tail };   ///< csr: of scales per channel; tail: per token
 enum class RopeKind { none, half, interleaved };
@@ -59,8 +60,8 @@ std::string name(const Configuration& configuration);
 Configuration parse_configuration(std::string_view text);
 
 /// What a configuration would need that kernels/list does not have, one reason each, e.g. "head dimension 72 (listed:
-/// 64, …)". Empty when it exists.
-std::vector<std::string> missing(const Configuration& configuration);
+/// 64, …)". Empty when it exists. Units of the CPU take any dtype; else the lists serve both machines.
+std::vector<std::string> missing(const Configuration& configuration, Machine machine = Machine::gpu);
 
 /// Scales and sparse part go together.
 struct Scale {

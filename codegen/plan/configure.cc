@@ -88,6 +88,10 @@ Configuration configure(const Artifact& artifact, Layout layout, Family family, 
   return c;
 }
 
+Dtype dtype_of(const Targets& targets, Machine machine) {
+  return machine == Machine::cpu ? targets.cpu_dtype : targets.dtype;
+}
+
 std::string why_skipped(const Artifact& artifact, Family family) {
   const bool keys = artifact.scheme.key.grid == Grid::full, values = artifact.scheme.value.grid == Grid::full;
   if (family == Family::copy_pages) return keys && values ? "there are no pages" : "";
@@ -112,15 +116,17 @@ std::vector<std::string> obstacles_to_mma(const Artifact& artifact, const Target
     }
   };
   bool reads_keys = false, reads_values = false, turns = false;
-  for (const Family family : wanted_families(targets, Layout::mma)) {
-    if (!why_skipped(artifact, family).empty()) continue;
-    for (const auto& widths : widths_of(artifact, family)) {
-      const Configuration c = configure(artifact, Layout::mma, family, targets.dtype, widths);
-      for (const std::string& reason : missing(c)) add(reason);
-      const bool reads = takes_group(family);
-      reads_keys |= reads && of_keys(family);
-      reads_values |= reads && (!of_keys(family) || family == Family::attention);
-      turns |= c.rope != RopeKind::none;
+  for (const Machine machine : targets.machines()) {
+    for (const Family family : wanted_families(targets, Layout::mma)) {
+      if (!why_skipped(artifact, family).empty()) continue;
+      for (const auto& widths : widths_of(artifact, family)) {
+        const Configuration c = configure(artifact, Layout::mma, family, dtype_of(targets, machine), widths);
+        for (const std::string& reason : missing(c, machine)) add(reason);
+        const bool reads = takes_group(family) && machine == Machine::gpu;  // those of the CPU do not work in fp16
+        reads_keys |= reads && of_keys(family);
+        reads_values |= reads && (!of_keys(family) || family == Family::attention);
+        turns |= c.rope != RopeKind::none;
+      }
     }
   }
   if (reads_keys) add(overflow(artifact, true, turns ? kLargestTurned : kLargestHalf));

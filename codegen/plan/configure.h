@@ -18,6 +18,9 @@ std::set<std::pair<int, int>> widths_of(const Artifact& artifact, Family family)
 Configuration configure(const Artifact& artifact, Layout layout, Family family, Dtype dtype,
                         std::pair<int, int> widths);
 
+/// The targets' dtype for a machine.
+Dtype dtype_of(const Targets& targets, Machine machine);
+
 /// "keys stay at full precision", or another reason why the artifact has nothing for the family; else empty.
 std::string why_skipped(const Artifact& artifact, Family family);
 

@@ -62,14 +62,15 @@ TensorSpec tensor_spec(const Artifact& artifact, const TensorTables& tables, con
   return spec;
 }
 
-KernelSpec specify(const Artifact& artifact, const Configuration& c) {
-  if (const std::vector<std::string> reasons = missing(c); !reasons.empty()) {
+KernelSpec specify(const Artifact& artifact, const Configuration& c, Machine machine) {
+  if (const std::vector<std::string> reasons = missing(c, machine); !reasons.empty()) {
     throw Error(ErrorKind::usage, fmt::format("{}, {}", artifact.name, to_text(c.family)),
                 fmt::format("layout {} {}", to_text(c.layout), fmt::join(reasons, "; ")),
                 "a configuration of kernels/list");
   }
   KernelSpec spec;
   spec.configuration = c;
+  spec.machine = machine;
   spec.name = name(c);
   spec.symbol = "kvcc_" + spec.name;
   if (c.family == Family::copy_pages) return spec;
@@ -96,6 +97,10 @@ bool linear_serves(const Artifact& artifact, const Targets& targets) {
 
 /// Sets the plan's layout and why.
 void choose_layout(const Artifact& artifact, const Targets& targets, Plan& plan) {
+  if (targets.cpu && targets.layout == Layout::linear) {
+    throw Error(ErrorKind::usage, "--layout", "linear-1 for the CPU", "mma-1, the layout of its units",
+                "leave cpu out of --arch, or --layout out");
+  }
   plan.layout = targets.layout.value_or(Layout::mma);
   if (plan.layout != Layout::mma) return;
   const std::vector<std::string> reasons = obstacles_to_mma(artifact, targets);
@@ -106,8 +111,9 @@ void choose_layout(const Artifact& artifact, const Targets& targets, Plan& plan)
   std::string hint;
   if (linear_serves(artifact, targets)) {
     hint = linear_has_all ? "use --layout linear-1" : "leave attention out and use --layout linear-1";
+    if (targets.cpu) hint += ", which the CPU does not have, without cpu in --arch";
   }
-  if (targets.layout.has_value() || !linear_has_all) {
+  if (targets.layout.has_value() || !linear_has_all || targets.cpu) {
     throw Error(ErrorKind::usage, artifact.name + ", layout mma-1", why, "a configuration of kernels/list", hint);
   }
   plan.layout = Layout::linear;
@@ -142,10 +148,15 @@ Plan plan(const Artifact& artifact, const Targets& targets) {
       result.skipped.push_back({family, std::move(reason)});
       continue;
     }
-    for (const auto& widths : widths_of(artifact, family)) {
-      result.kernels.push_back(specify(artifact, configure(artifact, result.layout, family, targets.dtype, widths)));
+    for (const Machine machine : targets.machines()) {
+      for (const auto& widths : widths_of(artifact, family)) {
+        const Configuration c = configure(artifact, result.layout, family, dtype_of(targets, machine), widths);
+        result.kernels.push_back(specify(artifact, c, machine));
+      }
     }
   }
+  std::stable_sort(result.kernels.begin(), result.kernels.end(),
+                   [](const KernelSpec& a, const KernelSpec& b) { return a.machine < b.machine; });
   if (result.kernels.empty()) {
     throw Error(ErrorKind::usage, artifact.name, "nothing to compile of the families asked for",
                 "a family of a tensor with codes");

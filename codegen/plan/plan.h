@@ -33,9 +33,17 @@ struct Artifact {
 
 struct Targets {
   std::vector<std::string> archs;  ///< "sm_80", …
-  Dtype dtype = Dtype::f16;        ///< of what the kernels read beside the cache
+  Dtype dtype = Dtype::f16;        ///< of what the GPU's kernels read beside the cache
   std::optional<Layout> layout{};  ///< none: mma-1 where it has all that the artifact needs, else linear-1
   std::vector<Family> families{};  ///< empty: all of the layout
+  bool cpu = false;                ///< units for the CPU too, or alone where there are no archs
+  Dtype cpu_dtype = Dtype::f32;    ///< of what those read beside the cache
+
+  /// The machines that units are wanted for: the GPU but where the CPU is asked for alone.
+  std::vector<Machine> machines() const {
+    if (!cpu) return {Machine::gpu};
+    return archs.empty() ? std::vector{Machine::cpu} : std::vector{Machine::gpu, Machine::cpu};
+  }
 };
 
 /// What a unit embeds of one tensor.
@@ -48,8 +56,9 @@ struct TensorSpec {
 /// One unit to generate. The tensor is the only one of the family, and the keys of attention.
 struct KernelSpec : TensorSpec {
   Configuration configuration;
-  std::string name;           ///< name(configuration)
-  std::string symbol;         ///< of its entry in the cubin: "kvcc_" + name
+  Machine machine = Machine::gpu;
+  std::string name;           ///< name(configuration); units of both machines may share it
+  std::string symbol;         ///< of its entry in the cubin or the library: "kvcc_" + name
   int layers = 0, heads = 0;  ///< 0 for copy_pages
   double sparse = 0;          ///< the scheme's fraction; it decides the default capacity of a page
   TensorSpec value;           ///< of attention
@@ -64,7 +73,7 @@ struct Skipped {
 struct Plan {
   Layout layout = Layout::linear;
   std::string layout_reason;        ///< why it is not mma-1, where the targets left it open; else empty
-  std::vector<KernelSpec> kernels;  ///< by family, then width; names are unique
+  std::vector<KernelSpec> kernels;  ///< by machine, family, width; names are unique on a machine
   std::vector<Skipped> skipped;
 };
 

@@ -39,7 +39,7 @@ void add_missing(const Choices& list, const TensorConfiguration& t, const std::s
 
 }  // namespace
 
-std::vector<std::string> missing(const Configuration& c) {
+std::vector<std::string> missing(const Configuration& c, Machine machine) {
   if (c.family == Family::copy_pages) return {};
   if (c.layout == Layout::linear && c.family == Family::attention) return {"has no attention (layout mma-1 has it)"};
   const Choices& list = choices(c.layout, c.family);
@@ -55,7 +55,7 @@ std::vector<std::string> missing(const Configuration& c) {
   if (!has(list.ropes, c.rope)) {
     reasons.push_back(fmt::format("has no RoPE kind {} (it has {})", to_text(c.rope), names_of(list.ropes)));
   }
-  if (!has(list.dtypes, c.dtype)) {
+  if (machine == Machine::gpu && !has(list.dtypes, c.dtype)) {
     reasons.push_back(fmt::format("has no dtype {} (it has {})", to_text(c.dtype), names_of(list.dtypes)));
   }
   const int step = c.layout == Layout::mma ? 16 : 2;

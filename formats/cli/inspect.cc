@@ -151,8 +151,12 @@ int inspect_kernels(const std::string& folder, const Common& common) {
     return 0;
   }
   fmt::print("{}: {} kernels for {}, scheme {}\n", folder, manifest.kernels.size(), manifest.model, manifest.scheme);
-  fmt::print("artifact    {} ({})\nlayout      {}\nnvcc        {}\n\n", manifest.artifact, manifest.content_sha256,
+  fmt::print("artifact    {} ({})\nlayout      {}\nnvcc        {}\n", manifest.artifact, manifest.content_sha256,
              manifest.layout, manifest.nvcc_version.empty() ? "not run" : manifest.nvcc_version);
+  if (!manifest.cxx_version.empty()) {
+    fmt::print("C++         {}, Highway {}\n", manifest.cxx_version, manifest.highway_version);
+  }
+  fmt::print("\n");
   std::vector<std::vector<std::string>> rows = {{"kernel", "family", "arch", "registers", "spill", "shared", "block"}};
   for (const kvcc::KernelEntry& kernel : manifest.kernels) {
     rows.push_back({kernel.name, kernel.family, kernel.arch, std::to_string(kernel.registers),

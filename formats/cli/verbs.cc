@@ -41,6 +41,7 @@ std::span<const Verb> verbs() {
       {"compile", "CUDA kernels from a codebook artifact", false},
       {"inspect", "what a file of kvcc holds: provenance, statistics, codebooks", false},
       {"eval", "perplexity, KL and top-1 agreement of schemes, side by side", true},
+      {"generate", "text from a model that decodes with the packed cache", true},
       {"export", "a codebook artifact in a format of others", false},
       {"validate", "check files: structure, checksums, ranges and meaning", false},
       {"schemes", "the presets, or schemes spelt out with their effective bits", false},

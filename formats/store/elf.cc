@@ -27,7 +27,7 @@ std::string elf_fault(std::string_view bytes) {
   constexpr std::string_view kMagic =
       "\x7f"
       "ELF\x02\x01";  // 64 bits, little-endian
-  if (!bytes.starts_with(kMagic)) return "does not begin as a 64-bit ELF file; wanted a cubin";
+  if (!bytes.starts_with(kMagic)) return "does not begin as a 64-bit ELF file; wanted a cubin or a library";
   if (bytes.size() < kHeaderBytes) {
     return fmt::format("truncated: {} bytes; wanted {} of an ELF header", bytes.size(), kHeaderBytes);
   }

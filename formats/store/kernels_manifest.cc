@@ -42,6 +42,10 @@ ordered_json entry_json(const KernelEntry& entry) {
   document["source"] = entry.source;
   document["cubin"] = entry.cubin;
   document["ptx"] = entry.ptx;
+  if (entry.arch == kCpuArch) {
+    document["library"] = entry.library;
+    document["instruction_sets"] = entry.instruction_sets;
+  }
   document["registers"] = entry.registers;
   document["spill_bytes"] = entry.spill_bytes;
   document["shared_bytes"] = entry.shared_bytes;
@@ -62,6 +66,10 @@ KernelEntry entry_from_json(const ordered_json& document, const std::string& pla
   entry.source = json_member<std::string>(document, "source", where);
   entry.cubin = json_member<std::string>(document, "cubin", where);
   entry.ptx = json_member<std::string>(document, "ptx", where);
+  if (entry.arch == kCpuArch) {  // since 1.2
+    entry.library = json_member<std::string>(document, "library", where);
+    entry.instruction_sets = json_member<std::vector<std::string>>(document, "instruction_sets", where);
+  }
   entry.registers = json_member<int>(document, "registers", where);
   entry.spill_bytes = json_member<int>(document, "spill_bytes", where);
   entry.shared_bytes = json_member<int>(document, "shared_bytes", where);
@@ -131,6 +139,10 @@ ordered_json to_json(const KernelsManifest& manifest) {
   for (const auto& [tensor, pages] : manifest.pages) document["pages"][tensor] = pages_json(pages);
   document["tool_version"] = manifest.tool_version;
   document["nvcc_version"] = manifest.nvcc_version;
+  if (!manifest.cxx_version.empty()) {
+    document["cxx_version"] = manifest.cxx_version;
+    document["highway_version"] = manifest.highway_version;
+  }
   document["files"] = manifest.files;
   document["kernels"] = ordered_json::array();
   for (const KernelEntry& entry : manifest.kernels) document["kernels"].push_back(entry_json(entry));
@@ -158,6 +170,10 @@ KernelsManifest kernels_from_json(const ordered_json& document, const std::strin
   }
   manifest.tool_version = json_member<std::string>(document, "tool_version", place);
   manifest.nvcc_version = json_member<std::string>(document, "nvcc_version", place);
+  if (document.contains("cxx_version")) {  // since 1.2
+    manifest.cxx_version = json_member<std::string>(document, "cxx_version", place);
+    manifest.highway_version = json_member<std::string>(document, "highway_version", place);
+  }
   manifest.files = json_member<std::map<std::string, std::string>>(document, "files", place);
   for (const ordered_json& entry : json_member<std::vector<ordered_json>>(document, "kernels", place)) {
     manifest.kernels.push_back(entry_from_json(entry, place));
@@ -187,7 +203,7 @@ std::vector<std::string> validate_kernels(const std::string& folder) {
       problems.push_back(name + ": missing");
     } else if (sha256_file((root / name).string()) != sha256) {
       problems.push_back(name + ": its sha256 is not the manifest's");
-    } else if (name.ends_with(".cubin")) {
+    } else if (name.ends_with(".cubin") || name.ends_with(".so")) {
       const std::string fault = elf_fault(read_text_file((root / name).string()));
       if (!fault.empty()) problems.push_back(name + ": " + fault);
     }
@@ -197,7 +213,7 @@ std::vector<std::string> validate_kernels(const std::string& folder) {
     const std::string what = fmt::format("kernel {} ({})", entry.name, entry.arch);
     if (!seen.insert({entry.name, entry.arch}).second) problems.push_back(what + ": listed twice");
     if (entry.spill_bytes > 0) problems.push_back(fmt::format("{}: spills {} bytes", what, entry.spill_bytes));
-    for (const std::string& file : {entry.source, entry.cubin, entry.ptx}) {
+    for (const std::string& file : {entry.source, entry.cubin, entry.ptx, entry.library}) {
       if (!file.empty() && !manifest.files.contains(file)) {
         problems.push_back(fmt::format("{}: file {} is not listed", what, file));
       }

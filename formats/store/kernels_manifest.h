@@ -11,7 +11,10 @@
 namespace kvcc {
 
 /// Of what is written. Readers refuse a higher version, and know what a higher minor one adds by its members.
-inline constexpr int kKernelsSchema = 1, kKernelsSchemaMinor = 1;
+inline constexpr int kKernelsSchema = 1, kKernelsSchemaMinor = 2;
+
+/// KernelEntry::arch of units of the CPU.
+inline constexpr char kCpuArch[] = "cpu";
 
 /// One argument of a kernel, in order.
 struct KernelArgument {
@@ -33,15 +36,17 @@ struct KernelLaunch {
 
 struct KernelEntry {
   std::string name;    ///< of the kernel: what is computed and how, a grammar (codegen/plan)
-  std::string symbol;  ///< in the cubin
+  std::string symbol;  ///< in the cubin or the library
   std::string family;  ///< key_scores, value_mix, pack_key, pack_value, …
   nlohmann::ordered_json spec = nlohmann::ordered_json::object();  ///< the kernel's configuration
-  std::string arch;                                                ///< "sm_90"; of PTX: "compute_90"
+  std::string arch;                                                ///< "sm_90"; of PTX: "compute_90"; "cpu"
   std::string source;                                              ///< generated unit, relative to the folder
   std::string cubin, ptx;                                          ///< relative to the folder; "" when not made
-  int registers = 0;                                               ///< per thread
-  int spill_bytes = 0;                                             ///< stores plus loads, per thread
-  int shared_bytes = 0;                                            ///< static, per block
+  std::string library;                                             ///< of units of the CPU, likewise
+  std::vector<std::string> instruction_sets;  ///< that the library chooses among, as Highway names them: "AVX2", …
+  int registers = 0;                          ///< per thread
+  int spill_bytes = 0;                        ///< stores plus loads, per thread
+  int shared_bytes = 0;                       ///< static, per block
   int min_blocks = 0;  ///< fit a multiprocessor at least, which bounds registers; 0: no bound, or nothing compiled
   KernelLaunch launch;
   std::vector<KernelArgument> arguments;
@@ -64,6 +69,7 @@ struct KernelsManifest {
   std::string tool_version;
   std::map<std::string, KernelPages> pages;  ///< of "key" and "value" where they have codes; empty from writers of 1.0
   std::string nvcc_version;                  ///< "" when only sources were written
+  std::string cxx_version, highway_version;  ///< "" when no unit of the CPU was compiled
   std::map<std::string, std::string> files;  ///< every file of the folder but this one: name to sha256
   std::vector<KernelEntry> kernels;
 };
@@ -78,9 +84,8 @@ KernelsManifest kernels_from_json(const nlohmann::ordered_json& document, const 
 void write_kernels_manifest(const std::string& folder, const KernelsManifest& manifest);
 KernelsManifest read_kernels_manifest(const std::string& folder);
 
-/// All that is wrong with the folder: files that are missing or whose hash differs, cubins that are not whole ELF files
-/// (whatever their hash), spills, names given twice. Throws
-/// only if kernels.json can't be read.
+/// All that is wrong with the folder: files that are missing or whose hash differs, cubins and libraries that are not
+/// whole ELF files (whatever their hash), spills, names given twice. Throws only if kernels.json can't be read.
 std::vector<std::string> validate_kernels(const std::string& folder);
 
 }  // namespace kvcc

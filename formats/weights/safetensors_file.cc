@@ -131,6 +131,7 @@ void SafetensorsFile::read(std::span<const std::byte> all) {
   if (length > all.size() - 8) throw truncated(8 + length);
   const json header = parse_header(path_, all.subspan(8, length));
   const std::span<const std::byte> data = all.subspan(8 + length);
+  data_bytes_ = data.size();
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       if (!entry.is_object()) throw bad_input(path_, "__metadata__ is not an object");

@@ -31,12 +31,16 @@ class SafetensorsFile {
   SafetensorsFile(std::string name, std::span<const std::byte> bytes);
   const std::string& path() const { return path_; }
   const std::vector<SafeTensor>& tensors() const { return tensors_; }
+  uint64_t data_bytes() const {
+    return data_bytes_;
+  }  ///< after the header; more than the tensors' where there are holes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
   void read(std::span<const std::byte> all);
   std::string path_;
   std::optional<MappedFile> map_;
+  uint64_t data_bytes_ = 0;
   std::vector<SafeTensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };

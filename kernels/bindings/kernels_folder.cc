@@ -61,6 +61,7 @@ KernelsFolder::KernelsFolder(const std::string& folder) : folder_(folder), manif
   residual_ = scheme.residual;
   // Entries of a unit share its source; those of its architectures share their symbol. Order: stages.
   std::vector<KernelEntry> entries = manifest_.kernels;
+  std::erase_if(entries, [](const KernelEntry& entry) { return entry.arch == kCpuArch; });
   std::stable_sort(entries.begin(), entries.end(),
                    [](const KernelEntry& a, const KernelEntry& b) { return a.launch.stage < b.launch.stage; });
   std::map<std::string, std::pair<std::string, size_t>> by_source;  // to its family and place there

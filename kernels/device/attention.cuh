@@ -1,9 +1,9 @@
 // attention: fused split-K decode attention. A block serves up to kGroupTile queries of one KV head over a part of the
 // context; its warps stream whole tiles: codes of keys, scores, online softmax, codes of values, sums. Warps are merged
-// in order through shared memory, parts by AttentionMerge. No atomics: the same bits for every schedule.
+// in order through shared memory, parts by AttentionMerge; heads of more than 128 channels with 9 to 16 queries have
+// blocks that take each page together (attention_block.cuh). No atomics: the same bits for every schedule.
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_attention
-//   bound codes are read and decoded once a group tile, in 128-bit loads; twice, by two sets of warps (mma_merge.cuh),
-//   where kGroupTile is 16 and a head has more than 128 channels
+//   bound codes are read and decoded once a group tile, in 128-bit loads
 //   error |out - exact| <= e * sensitivity + 2^-8 * max |value|, e the scores' (mma_keys.cuh), sensitivity as in
 //   kernels/reference/attention.h; |value|, and at least 2^-14, as in mma_values.cuh
 #pragma once

@@ -1,6 +1,6 @@
 // What the families that read a cache of layout mma-1 share: which parts of the context a block walks, codes in
 // registers, tables of levels in shared memory. A block is four warps; each takes whole tiles (a page of one head), and
-// nothing but the tables is shared until the warps' results are merged.
+// nothing but the tables is shared until the warps' results are merged; or all take each tile together (mma_block.cuh).
 #pragma once
 
 #include "formats/layout/mma.h"

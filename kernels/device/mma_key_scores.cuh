@@ -1,5 +1,6 @@
 // key_scores of layout mma-1: one block takes a part of the context and up to kGroupTile queries of one KV head; each
-// warp streams whole tiles, and a decoded key meets all of a warp's queries on the tensor cores.
+// warp streams whole tiles, and a decoded key meets all of a warp's queries on the tensor cores; heads of more than 128
+// channels with 9 to 16 queries have blocks that take each page together (mma_key_scores_block.cuh).
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_key_scores
 //   bound codes are read and decoded once a group tile, in 128-bit loads
 //   error as in mma_keys.cuh

@@ -1,6 +1,7 @@
 // value_mix of layout mma-1: one block takes a part of the context and up to kGroupTile queries of one KV head; each
 // warp streams whole tiles, and a decoded value meets all of a warp's weights on the tensor cores. Warps are merged in
-// order through shared memory, parts by MmaValueMerge.
+// order through shared memory, parts by MmaValueMerge; heads of more than 128 channels with 9 to 16 queries have blocks
+// that take each page together (mma_value_mix_block.cuh).
 //   grid  (splits, KV head x group tile, sequence); kvcc_grid_mma_value_mix
 //   bound codes are read and decoded once a group tile, in 128-bit loads
 //   error of out[d] <= 2^-8 * max |weight| * sum over p of |value[p, d]'s channel or token range|, each at least 2^-14:

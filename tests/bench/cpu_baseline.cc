@@ -6,9 +6,8 @@
 #include <limits>
 
 #include "formats/core/error.h"
+#include "kernels/cpu/targets.h"
 
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS HWY_SSSE3
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/bench/cpu_baseline.cc"
 #include "hwy/cache_control.h"
@@ -19,20 +18,6 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcc::bench::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-#if HWY_TARGET == HWY_SCALAR  // Highway's last resort
-
-void BlocksF16(const RowsParams&, uint32_t, uint32_t) {
-  throw Error(ErrorKind::failed, "rows_attention", "a processor without SSE4 or NEON");
-}
-void BlocksF32(const RowsParams& p, uint32_t first, uint32_t last) { BlocksF16(p, first, last); }
-uint64_t Read(const void* data, size_t bytes) {
-  uint64_t sum = 0;
-  for (size_t i = 0; i < bytes / 8; ++i) sum += static_cast<const uint64_t*>(data)[i];
-  return sum;
-}
-
-#else
-
 using F32 = hn::CappedTag<float, 16>;  // 4, 8 or 16 lanes
 using Vec = hn::Vec<F32>;
 constexpr F32 kF32;
@@ -40,125 +25,141 @@ constexpr int kLanes = hn::MaxLanes(kF32);
 constexpr bool kManyRegisters = HWY_TARGET <= HWY_AVX3 || HWY_ARCH_ARM_A64;
 constexpr int kRows = kManyRegisters ? 4 : 2;     ///< tokens whose sums are in registers at a time
 constexpr int kColumns = kManyRegisters ? 4 : 2;  ///< vectors of output channels likewise
-constexpr int kMaxDim = 256;
 
 HWY_INLINE Vec Load(const float* p) { return hn::LoadU(kF32, p); }
 HWY_INLINE Vec Load(const hwy::float16_t* p) {
   return hn::PromoteTo(kF32, hn::LoadU(hn::Rebind<hwy::float16_t, F32>(), p));
 }
 
-/// Sums over lanes: {a0 + a2, b0 + b2, a1 + a3, b1 + b3} of every 128-bit block.
-HWY_INLINE Vec AddHalves(Vec a, Vec b) {
-  return hn::Add(hn::InterleaveLower(kF32, a, b), hn::InterleaveUpper(kF32, a, b));
-}
-/// {a0 + a2, a1 + a3, b0 + b2, b1 + b3} with a, b from above: every block holds its sums of four vectors.
+// The products of a query with kLanes tokens are kLanes vectors, each to be summed. Steps that halve their number take
+// half the lanes from either of two vectors and add the other halves: an addition, a shuffle, one or two blends.
+
+/// Blocks of 128 bits with lanes {a, a, b, b}.
 HWY_INLINE Vec AddPairs(Vec a, Vec b) {
   const hn::Repartition<double, F32> d;
-  const auto x = hn::BitCast(d, a), y = hn::BitCast(d, b);
-  return hn::Add(hn::BitCast(kF32, hn::InterleaveLower(d, x, y)), hn::BitCast(kF32, hn::InterleaveUpper(d, x, y)));
+  const Vec kept = hn::BitCast(kF32, hn::OddEven(hn::BitCast(d, b), hn::BitCast(d, a)));
+  return hn::Add(kept, hn::CombineShiftRightBytes<8>(kF32, b, a));
 }
+/// Lower half a, upper half b; of vectors with two blocks or more.
+HWY_INLINE Vec AddHalves(Vec a, Vec b) {
+  return hn::Add(hn::ConcatUpperLower(kF32, b, a), hn::ConcatLowerUpper(kF32, b, a));
+}
+/// Even blocks a, odd blocks b.
+HWY_INLINE Vec AddBlocks(Vec a, Vec b) {
+  return hn::Add(hn::OddEvenBlocks(b, a), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(a, b)));
+}
+/// Even lanes a, odd lanes b.
+HWY_INLINE Vec AddLanes(Vec a, Vec b) { return hn::Add(hn::OddEven(b, a), hn::Shuffle2301(hn::OddEven(a, b))); }
 
-/// Adds the blocks of kLanes / 4 vectors, each with the sums of four tokens in every block: kLanes tokens in order.
-HWY_INLINE Vec AddBlocks(const Vec* quads) {
+/// Sums of four tokens, those of FourTokens(); and of kLanes / 4 such vectors, tokens in order.
+HWY_INLINE Vec AddFour(Vec a, Vec b, Vec c, Vec d) {
+  const Vec ab = AddPairs(a, b), cd = AddPairs(c, d);
   if constexpr (kLanes == 4) {
-    return quads[0];
-  } else if constexpr (kLanes == 8) {
-    return hn::Add(hn::ConcatLowerLower(kF32, quads[1], quads[0]), hn::ConcatUpperUpper(kF32, quads[1], quads[0]));
+    return AddLanes(ab, cd);
   } else {
-    const auto add = [](Vec a, Vec b) HWY_ATTR {
-      return hn::Add(hn::ConcatLowerLower(kF32, b, a), hn::ConcatUpperUpper(kF32, b, a));
-    };
-    // Blocks {0, 0', 2, 2'} and {1, 1', 3, 3'} of quads' halves; the rest of each sum lies beside it.
-    const Vec x = add(quads[0], quads[2]), y = add(quads[1], quads[3]);
-    return hn::Add(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(y), x), hn::OddEvenBlocks(y, hn::SwapAdjacentBlocks(x)));
+    return AddHalves(ab, cd);
   }
 }
+HWY_INLINE Vec AddFours(const Vec* fours) {
+  if constexpr (kLanes == 4) return fours[0];
+  if constexpr (kLanes == 8) return AddLanes(fours[0], fours[1]);
+  if constexpr (kLanes == 16) return AddLanes(AddBlocks(fours[0], fours[2]), AddBlocks(fours[1], fours[3]));
+}
+/// Token i (0 to 3) of four `four`.
+constexpr int FourTokens(int four, int i) {
+  if (kLanes == 4) return i % 2 * 2 + i / 2;
+  if (kLanes == 8) return i * 2 + four;
+  return i / 2 * 8 + four / 2 * 4 + i % 2 * 2 + four % 2;
+}
 
-/// scores[g][t] of one tile; query [G, dim] with multiplier and log2(e) in it. Fetches `ahead` as it goes.
-template <int G, class T>
-HWY_INLINE void Scores(const T* key, const float* query, int dim, const T* ahead, float (*scores)[kTileTokens]) {
+/// scores[g][t] of one tile; query [G, D] with multiplier and log2(e) in it. Fetches the next tile as it goes.
+template <int G, int D, class T>
+HWY_INLINE void Scores(const T* key, const float* query, float (*scores)[kTileTokens]) {
   for (int first = 0; first < kTileTokens; first += kLanes) {
-    Vec quads[G][kLanes / 4];
-    for (int quad = 0; quad < kLanes / 4; ++quad) {
-      Vec halves[G][2];
-      for (int part = 0; part < 4 / kRows; ++part) {
-        const T* rows = key + static_cast<size_t>(first + 4 * quad + kRows * part) * dim;
-        const char* fetch = reinterpret_cast<const char*>(ahead + (rows - key));
-        for (size_t i = 0; i < kRows * dim * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
-        Vec sums[kRows][G];
+    const char* fetch = reinterpret_cast<const char*>(key + (first + kTileTokens) * D);
+    Vec fours[G][kLanes / 4];
+    for (int four = 0; four < kLanes / 4; ++four) {
+      Vec sums[4][G];
+      for (int part = 0; part < 4; part += kRows) {
+        const T* rows[kRows];
         for (int r = 0; r < kRows; ++r) {
-          for (int g = 0; g < G; ++g) sums[r][g] = hn::Zero(kF32);
+          rows[r] = key + (first + FourTokens(four, part + r)) * D;
+          for (size_t i = 0; i < D * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
+          fetch += D * sizeof(T);
         }
-        for (int c = 0; c < dim; c += kLanes) {
+        for (int c = 0; c < D; c += kLanes) {
           Vec q[G];
-          for (int g = 0; g < G; ++g) q[g] = hn::Load(kF32, query + g * dim + c);
+          for (int g = 0; g < G; ++g) q[g] = hn::Load(kF32, query + g * D + c);
           for (int r = 0; r < kRows; ++r) {
-            const Vec k = Load(rows + r * dim + c);
-            for (int g = 0; g < G; ++g) sums[r][g] = hn::MulAdd(k, q[g], sums[r][g]);
-          }
-        }
-        for (int g = 0; g < G; ++g) {
-          if constexpr (kRows == 4) {
-            halves[g][0] = AddHalves(sums[0][g], sums[1][g]);
-            halves[g][1] = AddHalves(sums[kRows - 2][g], sums[kRows - 1][g]);
-          } else {
-            halves[g][part] = AddHalves(sums[0][g], sums[1][g]);
+            const Vec k = Load(rows[r] + c);
+            for (int g = 0; g < G; ++g) {
+              Vec& sum = sums[part + r][g];
+              sum = c == 0 ? hn::Mul(k, q[g]) : hn::MulAdd(k, q[g], sum);
+            }
           }
         }
       }
-      for (int g = 0; g < G; ++g) quads[g][quad] = AddPairs(halves[g][0], halves[g][1]);
+      for (int g = 0; g < G; ++g) fours[g][four] = AddFour(sums[0][g], sums[1][g], sums[2][g], sums[3][g]);
     }
-    for (int g = 0; g < G; ++g) hn::Store(AddBlocks(quads[g]), kF32, scores[g] + first);
+    for (int g = 0; g < G; ++g) hn::Store(AddFours(fours[g]), kF32, scores[g] + first);
   }
 }
 
-/// 2^x for x <= 0, about 2 ulp; 0 below 2^-126.
+/// 2^x for x <= 0, about 2 ulp; not below 2^-126.
 HWY_INLINE Vec Exp2(Vec x) {
   const hn::RebindToSigned<F32> i32;
+  x = hn::Max(x, hn::Set(kF32, -126.0f));
   const Vec whole = hn::Round(x), f = hn::Sub(x, whole);
   Vec y = hn::Set(kF32, 1.5403530393381609954e-4f);
   for (const float c : {1.3333558146428443423e-3f, 9.6181291076284771619e-3f, 5.5504108664821579953e-2f,
                         2.4022650695910071233e-1f, 6.9314718055994530942e-1f, 1.0f}) {
     y = hn::MulAdd(y, f, hn::Set(kF32, c));
   }
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(i32, hn::Max(whole, hn::Set(kF32, -126.0f))));
-  y = hn::BitCast(kF32, hn::Add(hn::BitCast(i32, y), exponent));
-  return hn::IfThenElseZero(hn::Ge(x, hn::Set(kF32, -126.0f)), y);
+  return hn::BitCast(kF32, hn::Add(hn::BitCast(i32, y), hn::ShiftLeft<23>(hn::ConvertTo(i32, whole))));
 }
 
-/// Scores of a query's tile to weights; returns what earlier sums are to be multiplied with.
-HWY_INLINE float Softmax(float* scores, float& peak, float& sum) {
-  Vec most = hn::Load(kF32, scores);
-  for (int t = kLanes; t < kTileTokens; t += kLanes) most = hn::Max(most, hn::Load(kF32, scores + t));
-  const float now = std::max(peak, hn::GetLane(hn::MaxOfLanes(kF32, most)));
-  const float scale = hn::GetLane(Exp2(hn::Set(kF32, peak - now)));
-  const Vec top = hn::Set(kF32, now);
-  Vec total = hn::Zero(kF32);
-  for (int t = 0; t < kTileTokens; t += kLanes) {
-    const Vec p = Exp2(hn::Sub(hn::Load(kF32, scores + t), top));
-    hn::Store(p, kF32, scores + t);
-    total = hn::Add(total, p);
+/// The online softmax of G queries.
+template <int G>
+struct Softmax {
+  Vec peak[G], sum[G], scale[G];  ///< sums by lane; scale: what earlier sums are to be multiplied with
+
+  /// Scores of a tile to weights.
+  HWY_INLINE void Take(float (*scores)[kTileTokens]) {
+    Vec most[G];
+    for (int g = 0; g < G; ++g) most[g] = hn::Load(kF32, scores[g]);
+    for (int t = kLanes; t < kTileTokens; t += kLanes) {
+      for (int g = 0; g < G; ++g) most[g] = hn::Max(most[g], hn::Load(kF32, scores[g] + t));
+    }
+    for (int g = 0; g < G; ++g) most[g] = hn::Max(peak[g], hn::MaxOfLanes(kF32, most[g]));
+    for (int g = 0; g < G; ++g) {
+      scale[g] = Exp2(hn::Sub(peak[g], most[g]));
+      sum[g] = hn::Mul(sum[g], scale[g]);
+      peak[g] = most[g];
+    }
+    for (int t = 0; t < kTileTokens; t += kLanes) {
+      for (int g = 0; g < G; ++g) {
+        const Vec p = Exp2(hn::Sub(hn::Load(kF32, scores[g] + t), peak[g]));
+        hn::Store(p, kF32, scores[g] + t);
+        sum[g] = hn::Add(sum[g], p);
+      }
+    }
   }
-  peak = now;
-  sum = sum * scale + hn::GetLane(hn::SumOfLanes(kF32, total));
-  return scale;
-}
+};
 
-/// out[g] = scale[g] * out[g] + sum over the tile of weights[g][t] * value[t].
-template <int G, class T>
-HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const float* scale, int dim, const T* ahead,
-                    float* out) {
+/// out[g] = scale[g] * out[g] + sum over the tile of weights[g][t] * value[t]. Fetches the next tile as it goes.
+template <int G, int D, class T>
+HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const Vec* scale, float* out) {
   constexpr int kStep = kColumns * kLanes;
-  for (int c = 0; c < dim; c += kStep) {
+  for (int c = 0; c < D; c += kStep) {
     Vec sums[G][kColumns];
     for (int g = 0; g < G; ++g) {
       for (int i = 0; i < kColumns; ++i) {
-        sums[g][i] = hn::Mul(hn::Load(kF32, out + g * dim + c + i * kLanes), hn::Set(kF32, scale[g]));
+        sums[g][i] = hn::Mul(hn::Load(kF32, out + g * D + c + i * kLanes), scale[g]);
       }
     }
     for (int t = 0; t < kTileTokens; ++t) {
-      const T* row = value + static_cast<size_t>(t) * dim + c;
-      const char* fetch = reinterpret_cast<const char*>(ahead + (row - value));
+      const T* row = value + t * D + c;
+      const char* fetch = reinterpret_cast<const char*>(row + kTileTokens * D);
       for (size_t i = 0; i < kStep * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
       Vec v[kColumns];
       for (int i = 0; i < kColumns; ++i) v[i] = Load(row + i * kLanes);
@@ -168,54 +169,57 @@ HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const f
       }
     }
     for (int g = 0; g < G; ++g) {
-      for (int i = 0; i < kColumns; ++i) hn::Store(sums[g][i], kF32, out + g * dim + c + i * kLanes);
+      for (int i = 0; i < kColumns; ++i) hn::Store(sums[g][i], kF32, out + g * D + c + i * kLanes);
     }
   }
 }
 
-template <int G, class T>
+template <int G, int D, class T>
 void Block(const RowsParams& p, int head, int split) {
-  const int dim = p.head_dim;
   const int64_t tiles = (p.tokens + kTileTokens - 1) / kTileTokens;
   const int64_t first = tiles * split / p.splits * kTileTokens;
   const int64_t last = std::min(p.tokens, tiles * (split + 1) / p.splits * kTileTokens);
-  const T* key = static_cast<const T*>(p.key) + static_cast<size_t>(head) * p.tokens * dim;
-  const T* value = static_cast<const T*>(p.value) + static_cast<size_t>(head) * p.tokens * dim;
-  HWY_ALIGN float query[G * kMaxDim], out[G * kMaxDim], weights[G][kTileTokens];
-  HWY_ALIGN T padded[2][kTileTokens * kMaxDim];
-  float peak[G], sum[G], scale[G];
-  for (int i = 0; i < G * dim; ++i) {
-    query[i] = p.query[head * G * dim + i] * (p.multiplier * 1.44269504088896340736f);
+  const T* key = static_cast<const T*>(p.key) + static_cast<size_t>(head) * p.tokens * D;
+  const T* value = static_cast<const T*>(p.value) + static_cast<size_t>(head) * p.tokens * D;
+  constexpr float kNone = -std::numeric_limits<float>::infinity();
+  HWY_ALIGN float query[G * D], out[G * D], weights[G][kTileTokens];
+  HWY_ALIGN T padded[2][kTileTokens * D];
+  for (int i = 0; i < G * D; ++i) {
+    query[i] = p.query[head * G * D + i] * (p.multiplier * 1.44269504088896340736f);
     out[i] = 0;
   }
-  std::fill_n(peak, G, -std::numeric_limits<float>::infinity());
-  std::fill_n(sum, G, 0.0f);
+  Softmax<G> softmax;
+  for (int g = 0; g < G; ++g) {
+    softmax.peak[g] = hn::Set(kF32, kNone);
+    softmax.sum[g] = hn::Zero(kF32);
+  }
   for (int64_t t = first; t < last; t += kTileTokens) {
-    const T *k = key + t * dim, *v = value + t * dim;
-    const size_t left = static_cast<size_t>(std::min<int64_t>(kTileTokens, last - t));
+    const T *k = key + t * D, *v = value + t * D;
+    const auto left = static_cast<int>(std::min<int64_t>(kTileTokens, last - t));
     if (left < kTileTokens) {
       std::memset(padded, 0, sizeof padded);
-      std::memcpy(padded[0], k, left * dim * sizeof(T));
-      std::memcpy(padded[1], v, left * dim * sizeof(T));
+      std::memcpy(padded[0], k, left * D * sizeof(T));
+      std::memcpy(padded[1], v, left * D * sizeof(T));
       k = padded[0];
       v = padded[1];
     }
-    Scores<G>(k, query, dim, k + kTileTokens * dim, weights);
-    for (int g = 0; g < G; ++g) {
-      std::fill(weights[g] + left, weights[g] + kTileTokens, -std::numeric_limits<float>::infinity());
-      scale[g] = Softmax(weights[g], peak[g], sum[g]);
+    Scores<G, D>(k, query, weights);
+    if (left < kTileTokens) {
+      for (int g = 0; g < G; ++g) std::fill(weights[g] + left, weights[g] + kTileTokens, kNone);
     }
-    Mix<G>(v, weights, scale, dim, v + kTileTokens * dim, out);
+    softmax.Take(weights);
+    Mix<G, D>(v, weights, softmax.scale, out);
   }
   for (int g = 0; g < G; ++g) {
     const int row = head * G + g;
+    const float sum = hn::GetLane(hn::SumOfLanes(kF32, softmax.sum[g]));
     if (p.splits == 1) {
-      for (int c = 0; c < dim; ++c) p.out[row * dim + c] = sum[g] > 0 ? out[g * dim + c] / sum[g] : 0;
+      for (int c = 0; c < D; ++c) p.out[row * D + c] = sum > 0 ? out[g * D + c] / sum : 0;
     } else {
-      float* to = p.partial + (static_cast<size_t>(split) * p.heads * G + row) * (dim + 2);
-      std::copy_n(out + g * dim, dim, to);
-      to[dim] = peak[g];
-      to[dim + 1] = sum[g];
+      float* to = p.partial + (static_cast<size_t>(split) * p.heads * G + row) * (D + 2);
+      std::copy_n(out + g * D, D, to);
+      to[D] = hn::GetLane(softmax.peak[g]);
+      to[D + 1] = sum;
     }
   }
 }
@@ -224,10 +228,8 @@ template <class T>
 void Blocks(const RowsParams& p, uint32_t first, uint32_t last) {
   for (uint32_t i = first; i < last; ++i) {
     const int head = static_cast<int>(i) / p.splits, split = static_cast<int>(i) % p.splits;
-    if (p.group == 1) Block<1, T>(p, head, split);
-    if (p.group == 2) Block<2, T>(p, head, split);
-    if (p.group == 3) Block<3, T>(p, head, split);
-    if (p.group == 4) Block<4, T>(p, head, split);
+    if (p.group == 3 && p.head_dim == 64) Block<3, 64, T>(p, head, split);
+    if (p.group == 4 && p.head_dim == 128) Block<4, 128, T>(p, head, split);
   }
 }
 void BlocksF16(const RowsParams& p, uint32_t first, uint32_t last) { Blocks<hwy::float16_t>(p, first, last); }
@@ -251,8 +253,6 @@ uint64_t Read(const void* data, size_t bytes) {
   return hn::GetLane(hn::SumOfLanes(d, hn::Xor(hn::Xor(a, b), hn::Xor(c, e))));
 }
 
-#endif
-
 const char* Target() { return hwy::TargetName(HWY_TARGET); }
 
 }  // namespace kvcc::bench::HWY_NAMESPACE
@@ -268,9 +268,8 @@ HWY_EXPORT(Target);
 
 namespace {
 void check(const RowsParams& p) {
-  if (p.group < 1 || p.group > 4 || p.head_dim < 64 || p.head_dim > 256 || p.head_dim % 64 != 0 || p.splits < 1) {
-    throw Error(ErrorKind::usage, "rows_attention", "another shape",
-                "group 1 to 4, head dimension 64, 128, 192 or 256");
+  if (!((p.group == 3 && p.head_dim == 64) || (p.group == 4 && p.head_dim == 128)) || p.splits < 1) {
+    throw Error(ErrorKind::usage, "rows_attention", "another shape", "3 queries of 64 channels or 4 of 128");
   }
 }
 }  // namespace

@@ -19,10 +19,10 @@ struct RowsParams {
   float* partial;      ///< [splits, H * group, D + 2]: sum of values, maximum (log2), sum; null when splits is 1
   float* out;          ///< [H * group, D]
   int64_t tokens;
-  int32_t heads, head_dim;  ///< D a multiple of 64, up to 256
-  int32_t group;            ///< 1 to 4
-  int32_t splits;           ///< parts of the context, in whole tiles
-  float multiplier;         ///< of the softmax
+  int32_t heads, head_dim;
+  int32_t group;     ///< queries of a head: 3 with D 64, or 4 with D 128
+  int32_t splits;    ///< parts of the context, in whole tiles
+  float multiplier;  ///< of the softmax
 };
 
 /// Blocks [first, last) of splits x H, splits fastest. rows_merge() after all of them when splits > 1. Throws

@@ -20,10 +20,15 @@
 
 namespace kvcc::bench {
 
-inline void pause_spin() {
+/// Waits for a condition, and lets others run when that takes long: on a machine that is busy with something else.
+template <class Done>
+void spin_until(const Done& done) {
+  for (int spins = 0; !done(); ++spins) {
+    if (spins > 4000) std::this_thread::yield();
 #if defined(__x86_64__)
-  _mm_pause();
+    _mm_pause();
 #endif
+  }
 }
 
 /// `threads` threads, the caller being the first. run() is for one caller at a time.
@@ -49,7 +54,7 @@ class Team {
     left_.store(static_cast<int>(members_.size()), std::memory_order_relaxed);
     round_.fetch_add(1, std::memory_order_release);
     job(0);
-    while (left_.load(std::memory_order_acquire) != 0) pause_spin();
+    spin_until([this] { return left_.load(std::memory_order_acquire) == 0; });
   }
 
   /// Blocks 0 to blocks - 1 in contiguous ranges, one a thread: job(first, last).
@@ -62,9 +67,8 @@ class Team {
  private:
   void serve(int thread) {
     for (uint64_t seen = 0;;) {
-      uint64_t now;
-      while ((now = round_.load(std::memory_order_acquire)) == seen) pause_spin();
-      seen = now;
+      spin_until([&] { return round_.load(std::memory_order_acquire) != seen; });
+      ++seen;  // run() waits for all, so there is never more than one
       if (stop_.load()) return;
       call_(job_, thread);
       left_.fetch_sub(1, std::memory_order_release);

@@ -44,9 +44,13 @@ TEST(Ptxas, ReportIsParsed) {
 }
 
 TEST(F63_Archs, ListIsParsedSortedAndChecked) {
-  EXPECT_THAT(parse_archs("sm_100,sm_80,sm_90a,sm_80"), ElementsAre("sm_80", "sm_90a", "sm_100"));
+  const Archs archs = parse_archs("sm_100,sm_80,cpu,sm_90a,sm_80");
+  EXPECT_THAT(archs.gpu, ElementsAre("sm_80", "sm_90a", "sm_100"));
+  EXPECT_TRUE(archs.cpu);
+  EXPECT_TRUE(parse_archs("cpu").gpu.empty());
+  EXPECT_FALSE(parse_archs("sm_80").cpu);
   EXPECT_EQ(arch_number("sm_90a"), 90);
-  for (const char* wrong : {"", "80", "sm_", "sm_8x", "compute_80", "sm_80;sm_90", "sm_80 "}) {
+  for (const char* wrong : {"", "80", "sm_", "sm_8x", "compute_80", "sm_80;sm_90", "sm_80 ", "CPU", "cpu,"}) {
     EXPECT_THROW(parse_archs(wrong), Error) << wrong;
   }
   const Nvcc nvcc{"nvcc", "13.0.88", {"compute_75", "compute_80", "compute_103", "compute_90"}};
@@ -240,7 +244,7 @@ TEST(CompileUnit, ACompilerThatWritesNothingIsNamed) {
     ADD_FAILURE();
   } catch (const Error& error) {
     EXPECT_EQ(error.exit_code(), 1);
-    EXPECT_THAT(error.what(), HasSubstr("nvcc wrote no output"));
+    EXPECT_THAT(error.what(), HasSubstr("the compiler wrote no output"));
   }
 }
 

@@ -5,29 +5,20 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <sstream>
 
 #include "codegen/build/compile.h"
 #include "codegen/emit/fill.h"
 #include "formats/core/error.h"
-#include "formats/core/file.h"
 #include "formats/layout/launch.h"
 #include "formats/layout/linear.h"
+#include "tests/codegen/golden.h"
 #include "tests/codegen/made.h"
 
 namespace kvcc::codegen {
 namespace {
 
 using testing::HasSubstr;
-
-Templates templates() {
-  Templates result;
-  for (const std::string& name : template_names()) {
-    result[name] = read_text_file(std::string(KVCC_SOURCE_DIR) + "/codegen/templates/" + name);
-  }
-  return result;
-}
 
 std::string refusal(const char* text, const std::map<std::string, std::string>& values) {
   try {
@@ -48,32 +39,6 @@ TEST(Fill, UnknownUnusedAndLoneMarksAreErrors) {
   EXPECT_THAT(refusal("user@host", {}), HasSubstr("lone @"));
   EXPECT_THAT(refusal("@a b@", {}), HasSubstr("lone @"));
   EXPECT_THAT(refusal("@@", {}), HasSubstr("lone @"));
-}
-
-/// First line that differs, with its neighbours: what a reviewer wants to see.
-std::string difference(const std::string& wanted, const std::string& found) {
-  std::istringstream a(wanted), b(found);
-  std::string left, right, out;
-  for (int line = 1; out.size() < 2000; ++line) {
-    const bool more_a = static_cast<bool>(std::getline(a, left)), more_b = static_cast<bool>(std::getline(b, right));
-    if (!more_a && !more_b) break;
-    if (more_a != more_b || left != right) {
-      out +=
-          std::to_string(line) + ":\n  - " + (more_a ? left : "(end)") + "\n  + " + (more_b ? right : "(end)") + "\n";
-    }
-  }
-  return out;
-}
-
-void expect_golden(const std::string& name, const std::string& text) {
-  const std::string path = std::string(KVCC_SOURCE_DIR) + "/tests/golden/codegen/" + name;
-  if (std::getenv("KVCC_UPDATE_GOLDEN") != nullptr) {
-    make_folder(std::filesystem::path(path).parent_path().string());
-    write_if_different(path, text);
-  }
-  ASSERT_TRUE(std::filesystem::exists(path)) << path << " is missing: make golden";
-  const std::string kept = read_text_file(path);
-  EXPECT_TRUE(kept == text) << name << " differs; if that is meant: make golden\n" << difference(kept, text);
 }
 
 // A few emitted units and headers kept in git, so that a change of the generator shows what it does.

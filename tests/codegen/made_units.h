@@ -59,16 +59,26 @@ inline Configuration draw(std::mt19937& random) {
   return c;
 }
 
-/// NAME; "@shipped": the rows of layout mma-1; "@FAMILY": all of its list of linear-1; "@drawn:SEED:COUNT".
+/// The same, of a reader whose blocks take each page together: 9 to 16 queries of a head of more than 128 channels.
+inline Configuration draw_by_block(std::mt19937& random) {
+  for (;;) {
+    const Configuration c = draw(random);
+    if (takes_group(c.family) && c.group_tile == 16 && c.head_dim > 128) return c;
+  }
+}
+
+/// NAME; "@shipped": the rows of layout mma-1; "@FAMILY": all of its list of linear-1; "@drawn:SEED:COUNT", and
+/// "@by_block:SEED:COUNT", of readers whose blocks take each page together.
 inline std::vector<Configuration> configurations(const std::string& text) {
   std::vector<Configuration> result;
   if (text.at(0) != '@') return {parse_configuration(text)};
   if (text == "@shipped") {
     for (const Shipped& row : shipped()) result.push_back(row.configuration);
-  } else if (text.starts_with("@drawn:")) {
-    const size_t colon = text.find(':', 7);
-    std::mt19937 random(std::stoul(text.substr(7, colon - 7)));
-    for (unsigned long i = std::stoul(text.substr(colon + 1)); i > 0; --i) result.push_back(draw(random));
+  } else if (text.starts_with("@drawn:") || text.starts_with("@by_block:")) {
+    const size_t seed = text.find(':') + 1, colon = text.find(':', seed);
+    const auto draw_one = text.starts_with("@drawn:") ? draw : draw_by_block;
+    std::mt19937 random(std::stoul(text.substr(seed, colon - seed)));
+    for (unsigned long i = std::stoul(text.substr(colon + 1)); i > 0; --i) result.push_back(draw_one(random));
   } else {
     result = listed(parse_families(text.substr(1)).at(0), {1, 8});
   }

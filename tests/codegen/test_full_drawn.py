@@ -8,6 +8,8 @@ import pytest
 
 from support import SOURCE
 
+from codegen.bars import ARCHS
+
 SEED = int(os.environ.get("KVCC_SEED", datetime.date.today().strftime("%Y%m%d")))
 COUNT = 60
 REPEATED = 5  # a draw may give one again
@@ -34,6 +36,17 @@ def test_drawn_configurations(nvcc, driver, cache, arch):
             lowered.append(line)
     print(f"{arch}: of {len(lines)} entries {len(lowered)} with fewer blocks, {len(spilling)} spill with one:")
     print("\n".join(lowered + spilling))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_blocks_that_take_each_page_together_never_spill(nvcc, driver, cache, arch):
+    print(f"seed {SEED}")
+    lines = driver("compile_proof", cache, arch, 1, f"@by_block:{SEED}:20").splitlines()
+    assert len({line.split()[0] for line in lines}) >= 20 - REPEATED
+    for line in lines:
+        name, symbol, registers, spill, shared, min_blocks, stated = line.split()
+        assert int(spill) == 0 and int(registers) <= 255 and int(shared) <= 99 * 1024, line
+        assert min_blocks == stated, f"{line}: it spills with as many blocks as its body states"
 
 
 def test_drawn_configurations_compile_for_the_emulator(driver, tmp_path):

@@ -1,0 +1,453 @@
+// Codes of a tile to levels in memory, the same for keys and values, and outliers written over them.
+//
+// Levels lie pair by pair, 64 a pair: half h (lanes 16 h to 16 h + 15 of the layout), then 16 elements e = 4 t + g with
+// lane = 4 (4 h + g) + t. For pair (band, octet)
+//   keys    token 8 band + 4 h + g,    channels 8 octet + 2 t, + 1;
+//   values  channel 8 octet + 4 h + g, tokens 8 band + 2 t, + 1.
+// f32: 16 first levels, then 16 second ones. i16: 16 pairs (first, second).
+//
+// Outliers are written as the level that would decode to their value, (value - zero) / scale: readers then know nothing
+// of them. A scale below 2^-60 counts as 2^-60 here and in the readers, so that this level is finite.
+#if defined(KVCC_KERNELS_CPU_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVCC_KERNELS_CPU_DECODE_INL_H_
+#undef KVCC_KERNELS_CPU_DECODE_INL_H_
+#else
+#define KVCC_KERNELS_CPU_DECODE_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/walk.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvcc::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+#undef KVCC_CPU_I16
+#if HWY_TARGET == HWY_AVX3_DL
+#define KVCC_CPU_I16 1
+#else
+#define KVCC_CPU_I16 0
+#endif
+
+/// Up to 16 floats: all vectors here divide 16 elements evenly.
+using DF = hn::CappedTag<float, 16>;
+using DU = hn::Rebind<uint32_t, DF>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
+static_assert(16 % kLanes == 0);
+
+/// Four neighbours at `to`.
+HWY_INLINE void store_four(float x, float* HWY_RESTRICT to) {
+  const hn::CappedTag<float, 4> d;
+  for (int i = 0; i < 4; i += static_cast<int>(hn::MaxLanes(d))) hn::StoreU(hn::Set(d, x), d, to + i);
+}
+
+/// By how much words are turned right, so that no field wraps; then field e of a word begins at bit 2 bits e.
+constexpr int word_turn(int bits) { return bits == 2 ? 3 : bits == 3 ? 1 : bits == 4 ? 7 : 0; }
+
+template <int kTurn>
+HWY_INLINE VU turn_right(VU v) {
+  if constexpr (kTurn == 0) return v;
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  return VU{_mm512_ror_epi32(v.raw, kTurn)};
+#else
+  return hn::Or(hn::ShiftRight<kTurn>(v), hn::ShiftLeft<(32 - kTurn) % 32>(v));
+#endif
+}
+
+/// A tile's words by lane: [half][word][e], turned. `words`: of a lane.
+template <int kTurn>
+HWY_INLINE void sort_words(const uint32_t* HWY_RESTRICT tile, int words, uint32_t* HWY_RESTRICT out) {
+#if HWY_TARGET != HWY_SCALAR
+  const DU d;
+  const hn::Repartition<uint64_t, DU> d64;
+#endif
+  const int quads = kLanes < 4 ? 0 : words / 4;
+  for (int h = 0; h < 2; ++h) {
+    uint32_t* to = out + h * words * 16;
+#if HWY_TARGET != HWY_SCALAR
+    for (int q = 0; q < quads; ++q, to += 64) {
+      const uint32_t* from = tile + q * 128 + h * 64;
+      for (int v = 0; v < 16; v += kLanes) {
+        const VU a = turn_right<kTurn>(hn::LoadU(d, from + v)), b = turn_right<kTurn>(hn::LoadU(d, from + 16 + v));
+        const VU c = turn_right<kTurn>(hn::LoadU(d, from + 32 + v)), e = turn_right<kTurn>(hn::LoadU(d, from + 48 + v));
+        const auto ab = hn::BitCast(d64, hn::InterleaveLower(d, a, b)),
+                   ce = hn::BitCast(d64, hn::InterleaveLower(d, c, e));
+        const auto AB = hn::BitCast(d64, hn::InterleaveUpper(d, a, b)),
+                   CE = hn::BitCast(d64, hn::InterleaveUpper(d, c, e));
+        hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, ab, ce)), d, to + v);
+        hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, ab, ce)), d, to + 16 + v);
+        hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, AB, CE)), d, to + 32 + v);
+        hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, AB, CE)), d, to + 48 + v);
+      }
+    }
+#endif
+    for (int w = 4 * quads; w < words; ++w, to += 16) {  // the planes of two words and of one
+      for (uint32_t e = 0; e < 16; ++e) {
+        const uint32_t lane = static_cast<uint32_t>(16 * h) + e % 4 * 4 + e / 4;
+        const uint32_t x = tile[mma::word_place(static_cast<uint32_t>(w), lane, static_cast<uint32_t>(words))];
+        to[e] = mma::rotate_left(x, (32 - kTurn) % 32);
+      }
+    }
+  }
+}
+
+/// Pair 15 of a group of three-bit pairs, from the turned words.
+HWY_INLINE VU last_pair(VU a, VU b, VU c) {
+  const DU d;
+  return hn::Or(hn::ShiftRight<30>(a), hn::Or(hn::And(hn::ShiftRight<28>(b), hn::Set(d, 12u)),
+                                              hn::And(hn::ShiftRight<26>(c), hn::Set(d, 48u))));
+}
+
+/// The levels of one head, for look-up by the low bits of an index; higher bits may be any.
+template <int kBits>
+class FloatLevels {
+ public:
+  explicit FloatLevels(const float* levels) : levels_(levels) {
+    if constexpr (kBits <= 4 && kLanes >= 4) {
+      HWY_ALIGN float all[16];
+      for (int i = 0; i < 16; ++i) all[i] = levels[i % (1 << kBits)];
+      for (int i = 0; i < kTables; ++i) table_[i] = hn::Load(DF(), all + i * kLanes);
+    }
+  }
+  HWY_INLINE VF at(VU index) const {
+    const DU d;
+    if constexpr (kBits > 4) {
+      return hn::GatherIndex(DF(), levels_, hn::BitCast(hn::RebindToSigned<DU>(), hn::And(index, hn::Set(d, 255u))));
+    } else {
+#if HWY_TARGET == HWY_SCALAR
+      return hn::Set(DF(), levels_[hn::GetLane(index) % (1u << kBits)]);
+#elif HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+      return VF{_mm512_permutexvar_ps(index.raw, table_[0].raw)};
+#else
+      const auto low = hn::IndicesFromVec(DF(), hn::And(index, hn::Set(d, kLanes - 1u)));
+      VF x = hn::TableLookupLanes(table_[0], low);
+      if constexpr (kTables > 1) {
+        const auto bit = hn::RebindMask(DF(), hn::TestBit(index, hn::Set(d, static_cast<uint32_t>(kLanes))));
+        x = hn::IfThenElse(bit, hn::TableLookupLanes(table_[1], low), x);
+        if constexpr (kTables > 2) {
+          const VF y = hn::IfThenElse(bit, hn::TableLookupLanes(table_[3], low), hn::TableLookupLanes(table_[2], low));
+          x = hn::IfThenElse(hn::RebindMask(DF(), hn::TestBit(index, hn::Set(d, 2u * kLanes))), y, x);
+        }
+      }
+      return x;
+#endif
+    }
+  }
+
+ private:
+  static constexpr int kTables = kBits > 4 || kLanes<4 ? 1 : (1 << kBits)> kLanes ? (1 << kBits) / kLanes : 1;
+  const float* levels_;
+  VF table_[kTables];
+};
+
+template <int kBits, int kField>
+HWY_INLINE void decode_field(VU word, const FloatLevels<kBits>& levels, float* HWY_RESTRICT out) {
+  hn::Store(levels.at(hn::ShiftRight<2 * kBits * kField>(word)), DF(), out);
+  hn::Store(levels.at(hn::ShiftRight<2 * kBits * kField + kBits>(word)), DF(), out + 16);
+}
+template <int kBits, int kField, int kFields>
+HWY_INLINE void decode_word(VU word, const FloatLevels<kBits>& levels, float* HWY_RESTRICT out) {
+  decode_field<kBits, kField>(word, levels, out);
+  if constexpr (kField + 1 < kFields) decode_word<kBits, kField + 1, kFields>(word, levels, out + 64);
+}
+
+/// Sorted words of a tile to f32 levels, [head_dim pairs, 64].
+template <int kBits>
+HWY_NOINLINE void decode_floats(const uint32_t* HWY_RESTRICT words, int head_dim, const float* table,
+                                float* HWY_RESTRICT out) {
+  const FloatLevels<kBits> levels(table);
+  const DU d;
+  constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
+  for (int h = 0; h < 2; ++h) {
+    for (int v = 0; v < 16; v += kLanes) {
+      const uint32_t* from = words + h * (head_dim / 16) * kBits * 16 + v;
+      float* to = out + h * 32 + v;
+      for (int group = 0; group < head_dim / 16; ++group, from += 16 * kBits, to += 16 * 64) {
+        KVCC_CPU_UNROLL
+        for (int w = 0; w < kBits; ++w) {
+          decode_word<kBits, 0, kFields>(hn::Load(d, from + 16 * w), levels, to + w * kFields * 64);
+        }
+        if constexpr (kBits == 3) {
+          decode_field<3, 0>(last_pair(hn::Load(d, from), hn::Load(d, from + 16), hn::Load(d, from + 32)), levels,
+                             to + 15 * 64);
+        }
+      }
+    }
+  }
+}
+
+#if KVCC_CPU_I16
+/// Bit positions of both codes of field `field` in the words of a 64-bit lane, for vpmultishiftqb.
+template <int kBits>
+HWY_INLINE __m512i field_control(int field) {
+  const auto bit = static_cast<long long>(2 * kBits * field);
+  return _mm512_set1_epi64(bit | (bit + kBits) << 16 | (bit + 32) << 32 | (bit + 32 + kBits) << 48);
+}
+
+/// Sorted words of a tile to i16 levels, [head_dim pairs, 64]. table: 2^kBits levels.
+template <int kBits>
+HWY_NOINLINE void decode_shorts(const uint32_t* HWY_RESTRICT words, int head_dim, const int16_t* table,
+                                int16_t* HWY_RESTRICT out) {
+  static_assert(kBits <= 4);
+  constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
+  alignas(64) int16_t all[32];
+  for (int i = 0; i < 32; ++i) all[i] = table[i % (1 << kBits)];
+  const __m512i levels = _mm512_load_si512(all);
+  __m512i control[kFields];
+  for (int i = 0; i < kFields; ++i) control[i] = field_control<kBits>(i);
+  for (int h = 0; h < 2; ++h) {
+    const uint32_t* from = words + h * (head_dim / 16) * kBits * 16;
+    int16_t* to = out + h * 32;
+    for (int group = 0; group < head_dim / 16; ++group, from += 16 * kBits, to += 16 * 64) {
+      KVCC_CPU_UNROLL
+      for (int w = 0; w < kBits; ++w) {
+        const __m512i word = _mm512_load_si512(from + 16 * w);
+        KVCC_CPU_UNROLL
+        for (int i = 0; i < kFields; ++i) {
+          const __m512i index = _mm512_multishift_epi64_epi8(control[i], word);
+          _mm512_store_si512(to + (w * kFields + i) * 64, _mm512_permutexvar_epi16(index, levels));
+        }
+      }
+      if constexpr (kBits == 3) {
+        const DU d;
+        const VU last = last_pair(hn::Load(d, from), hn::Load(d, from + 16), hn::Load(d, from + 32));
+        const __m512i index = _mm512_multishift_epi64_epi8(control[0], last.raw);
+        _mm512_store_si512(to + 15 * 64, _mm512_permutexvar_epi16(index, levels));
+      }
+    }
+  }
+}
+#endif
+
+/// Words and levels of a tile; decoding leaves them here for the readers.
+struct alignas(64) TileScratch {
+  uint32_t words[2 * kMaxHeadDim * 8];
+  union {
+    float floats[64 * kMaxHeadDim];
+    int16_t shorts[64 * kMaxHeadDim];
+  };
+  float outliers[64 * kMaxHeadDim];  ///< values of the tile's records
+};
+
+template <int kBits>
+HWY_INLINE void decode_tile(const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
+                            TileScratch& scratch) {
+  sort_words<word_turn(kBits)>(tile, head_dim * kBits / 16, scratch.words);
+#if KVCC_CPU_I16
+  if constexpr (kBits <= 4) {
+    if (shorts != nullptr) {
+      decode_shorts<kBits>(scratch.words, head_dim, shorts, scratch.shorts);
+      return;
+    }
+  }
+#endif
+  (void)shorts;
+  decode_floats<kBits>(scratch.words, head_dim, levels, scratch.floats);
+}
+
+/// Asks for what a tile consists of, about as many records as the last one had.
+HWY_INLINE void prefetch(const TileParts& tile, int words, int records, bool by_token) {
+  const auto* from = reinterpret_cast<const uint8_t*>(tile.codes);
+  for (int i = 0; i < words * 4; i += 64) __builtin_prefetch(from + i);
+  if (by_token) {
+    for (int i = 0; i < 4; ++i) __builtin_prefetch(tile.ranges + 16 * i);
+  }
+  if (records > 0) {
+    __builtin_prefetch(tile.ends);
+    for (int i = 0; i < records + 16; i += 16) __builtin_prefetch(tile.records + i);
+  }
+}
+
+/// Levels of a tile into the scratch: i16 where `shorts` is given (bits at most 4), else f32.
+HWY_INLINE void decode(int bits, const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
+                       TileScratch& scratch) {
+  switch (bits) {
+    case 2:
+      return decode_tile<2>(tile, head_dim, levels, shorts, scratch);
+    case 3:
+      return decode_tile<3>(tile, head_dim, levels, shorts, scratch);
+    case 4:
+      return decode_tile<4>(tile, head_dim, levels, shorts, scratch);
+    default:
+      return decode_tile<8>(tile, head_dim, levels, shorts, scratch);
+  }
+}
+
+/// Low or high halves of 32-bit words, fp16, as floats. D: at most as many lanes as DF has.
+template <class D, class V>
+HWY_INLINE hn::Vec<D> low_halves(D d, V words) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::Set(d, half_to_float(static_cast<uint16_t>(hn::GetLane(words))));
+#else
+  const hn::Rebind<int32_t, D> di;
+  const hn::Rebind<uint16_t, D> d16;
+  const hn::Rebind<hwy::float16_t, D> dh;
+  const auto low = hn::And(words, hn::Set(hn::Rebind<uint32_t, D>(), 0xffffu));
+  return hn::PromoteTo(d, hn::BitCast(dh, hn::DemoteTo(d16, hn::BitCast(di, low))));
+#endif
+}
+template <class D, class V>
+HWY_INLINE hn::Vec<D> high_halves(D d, V words) {
+  return low_halves(d, hn::ShiftRight<16>(words));
+}
+
+/// The ranges of a page's tokens, 0 of slots that are not visible: their bytes may be any.
+HWY_INLINE void load_ranges(const linear::RangeRecord* ranges, const Slots& slots, float* HWY_RESTRICT scale,
+                            float* HWY_RESTRICT zero) {
+  const DF d;
+  for (int i = 0; i < kPage; i += kLanes) {
+    const VU words = hn::LoadU(DU(), reinterpret_cast<const uint32_t*>(ranges + i));
+    hn::Store(low_halves(d, words), d, scale + i);
+    hn::Store(high_halves(d, words), d, zero + i);
+  }
+  if (slots.all()) return;
+  for (int i = 0; i < kPage; ++i) {
+    if (!slots.has(i)) scale[i] = zero[i] = 0;
+  }
+}
+
+/// How an outlier's value becomes a level, by channel or by token as scales go.
+struct OutlierTables {
+  alignas(64) float zero[kMaxHeadDim], inverse[kMaxHeadDim];  ///< inverse of the scale times the level's unit
+  alignas(64) float unit[kMaxHeadDim];                        ///< scale times unit
+
+  /// From scales and zero-points of tokens, 0 of those that are not visible, or of channels.
+  void set(const float* HWY_RESTRICT scales, const float* HWY_RESTRICT zeros, int count, float level_unit) {
+    const DF d;
+    for (int i = 0; i < count; i += kLanes) {
+      const VF u = hn::Mul(hn::Load(d, scales + i), hn::Set(d, level_unit));
+      hn::Store(u, d, unit + i);
+      hn::Store(hn::Load(d, zeros + i), d, zero + i);
+      hn::Store(hn::IfThenElseZero(hn::Gt(u, hn::Zero(d)), hn::Div(hn::Set(d, 1.0f), u)), d, inverse + i);
+    }
+  }
+};
+
+constexpr float kLeastReadScale = 0x1p-60f;
+/// A scale as the readers take it.
+HWY_INLINE float read_scale(float scale) { return scale < kLeastReadScale ? kLeastReadScale : scale; }
+
+/// Values of the records [0, end) as floats. The list is as long as a multiple of 4.
+HWY_INLINE void load_outliers(const mma::Record* records, int end, float* HWY_RESTRICT out) {
+  const auto* words = reinterpret_cast<const uint32_t*>(records);
+  const DF d;
+  int i = 0;
+  for (; i + kLanes <= end; i += kLanes) hn::StoreU(high_halves(d, hn::LoadU(DU(), words + i)), d, out + i);
+  const hn::CappedTag<float, 4> d4;
+  for (; i < end; i += static_cast<int>(hn::MaxLanes(d4))) {
+    hn::StoreU(high_halves(d4, hn::LoadU(hn::Rebind<uint32_t, decltype(d4)>(), words + i)), d4, out + i);
+  }
+}
+
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+/// table[index] of a table of `size` floats.
+HWY_INLINE __m512 look_up(const float* HWY_RESTRICT table, int size, __m512i index) {
+  const __m512i block = _mm512_srli_epi32(index, 5);
+  __m512 x = _mm512_permutex2var_ps(_mm512_load_ps(table), index, _mm512_load_ps(table + 16));
+  for (int i = 1; i * 32 < size; ++i) {
+    const __mmask16 here = _mm512_cmpeq_epi32_mask(block, _mm512_set1_epi32(i));
+    x = _mm512_mask_blend_ps(
+        here, x, _mm512_permutex2var_ps(_mm512_load_ps(table + 32 * i), index, _mm512_load_ps(table + 32 * i + 16)));
+  }
+  return x;
+}
+
+/// As write_outliers() below, 16 at a time.
+template <mma::Tensor kTensor, bool kShorts, bool kByToken, class Rest>
+HWY_INLINE void write_outlier_vectors(const TileParts& tile, int capacity, int head_dim, const OutlierTables& tables,
+                                      TileScratch& scratch, const Rest& rest) {
+  const int count = std::min<int>(tile.ends[mma::kClasses - 1], capacity);
+  const __m512i low3 = _mm512_set1_epi32(7), band_size = _mm512_set1_epi32(head_dim * 8);
+  const __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  alignas(64) int32_t places[16], whole[16];
+  alignas(64) float levels[16];
+  for (int first = 0; first < count; first += 16) {
+    const int here = std::min(16, count - first);
+    const auto valid = static_cast<__mmask16>((1u << here) - 1u);
+    const __m512i record = _mm512_maskz_loadu_epi32(valid, tile.records + first);
+    const __m512i number = _mm512_add_epi32(numbers, _mm512_set1_epi32(first));
+    __m512i band = _mm512_setzero_si512();
+    for (int i = 0; i < static_cast<int>(mma::kClasses) - 1; ++i) {
+      const __m512i end = _mm512_set1_epi32(tile.ends[i]);
+      band = _mm512_mask_add_epi32(band, _mm512_cmpge_epi32_mask(number, end), band, _mm512_set1_epi32(1));
+    }
+    const __m512i channel = _mm512_and_si512(record, _mm512_set1_epi32(255));
+    const __m512i row = _mm512_and_si512(_mm512_srli_epi32(record, 8), low3);
+    const __m512i token = _mm512_or_si512(_mm512_slli_epi32(band, 3), row), column = _mm512_and_si512(channel, low3);
+    const __m512i along = kTensor == mma::Tensor::key ? column : row,
+                  across = kTensor == mma::Tensor::key ? row : column;
+    const __m512i half = _mm512_slli_epi32(_mm512_and_si512(across, _mm512_set1_epi32(4)), 3);
+    const __m512i g = _mm512_and_si512(across, _mm512_set1_epi32(3));
+    const __m512i t = _mm512_slli_epi32(_mm512_srli_epi32(along, 1), kShorts ? 3 : 2);
+    const __m512i second = _mm512_and_si512(along, _mm512_set1_epi32(1));
+    const __m512i element = kShorts ? _mm512_add_epi32(_mm512_add_epi32(g, g), _mm512_or_si512(t, second))
+                                    : _mm512_or_si512(_mm512_or_si512(g, t), _mm512_slli_epi32(second, 4));
+    const __m512i octet = _mm512_slli_epi32(_mm512_srli_epi32(channel, 3), 6);
+    const __m512i place =
+        _mm512_add_epi32(_mm512_mullo_epi32(band, band_size), _mm512_add_epi32(octet, _mm512_or_si512(half, element)));
+    const __m512i index = kByToken ? token : channel;
+    const int size = kByToken ? kPage : head_dim;
+    const __m512 value = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(record, 16)));
+    const __m512 level =
+        _mm512_mul_ps(_mm512_sub_ps(value, look_up(tables.zero, size, index)), look_up(tables.inverse, size, index));
+    _mm512_store_si512(places, place);
+    if constexpr (kShorts) {
+      const __m512 most = _mm512_set1_ps(32767.0f);
+      _mm512_store_si512(whole, _mm512_cvtps_epi32(_mm512_max_ps(_mm512_min_ps(level, most),
+                                                                 _mm512_sub_ps(_mm512_setzero_ps(), most))));
+      for (int i = 0; i < here; ++i) scratch.shorts[places[i]] = static_cast<int16_t>(whole[i]);
+      __mmask16 over = _mm512_mask_cmp_ps_mask(valid, _mm512_abs_ps(level), most, _CMP_GT_OQ);
+      if (over != 0) [[unlikely]] {
+        alignas(64) int32_t tokens[16], channels[16];
+        _mm512_store_ps(levels, _mm512_mul_ps(_mm512_sub_ps(level, _mm512_cvtepi32_ps(_mm512_load_si512(whole))),
+                                              look_up(tables.unit, size, index)));
+        _mm512_store_si512(tokens, token);
+        _mm512_store_si512(channels, channel);
+        for (int i = 0; i < here; ++i) {
+          if (over >> i & 1) rest(tokens[i], channels[i], levels[i]);
+        }
+      }
+    } else {
+      _mm512_store_ps(levels, level);
+      for (int i = 0; i < here; ++i) scratch.floats[places[i]] = levels[i];
+    }
+  }
+}
+#endif
+
+/// The tile's outliers over its levels. Where one does not fit i16, rest(token, channel, what is missing) is called.
+template <mma::Tensor kTensor, bool kShorts, bool kByToken, class Rest>
+HWY_INLINE void write_outliers(const TileParts& tile, int capacity, int head_dim, const OutlierTables& tables,
+                               TileScratch& scratch, const Rest& rest) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  write_outlier_vectors<kTensor, kShorts, kByToken>(tile, capacity, head_dim, tables, scratch, rest);
+#else
+  static_assert(!kShorts);
+  (void)rest;
+  const int count = std::min<int>(tile.ends[mma::kClasses - 1], capacity);
+  load_outliers(tile.records, count, scratch.outliers);
+  int i = 0;
+  for (uint32_t band = 0; band < mma::kClasses; ++band) {
+    const int end = std::min<int>(tile.ends[band], count);
+    for (; i < end; ++i) {
+      const mma::Element at = mma::record_element(tile.records[i].place, band);
+      const uint32_t along = (kTensor == mma::Tensor::key ? at.channel : at.token) % 8u;
+      const uint32_t across = (kTensor == mma::Tensor::key ? at.token : at.channel) % 8u;
+      const uint32_t place = (band * static_cast<uint32_t>(head_dim) / 8u + at.channel / 8u) * 64u + across / 4u * 32u +
+                             along % 2u * 16u + along / 2u * 4u + across % 4u;
+      const uint32_t index = kByToken ? at.token : at.channel;
+      scratch.floats[place] = (scratch.outliers[i] - tables.zero[index]) * tables.inverse[index];
+    }
+  }
+#endif
+}
+
+}  // namespace kvcc::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

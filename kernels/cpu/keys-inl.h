@@ -1,0 +1,520 @@
+// Scores of one head's tiles: queries turned back by the tile's base, keys decoded and turned by their slot, products.
+//
+// Errors of a score, relative to multiplier * sum over channels of |q| (|scale| + |zero|), norms of rotary pairs taken:
+//   f32  2^-20: roundings of f32 sums and products, and of the f32 tables;
+//   i16  2^-11 (2^-9 with outliers): levels are kept to 1/32767 (1/8191) of the greatest, keys to 1/22900 of what a
+//        channel can hold, cosines to 2^-16, queries so that the products of a 32-bit lane cannot overflow.
+// i16 serves scales of channels and codes up to 4 bits; others, and heads whose constants leave it, are f32.
+#if defined(KVCC_KERNELS_CPU_KEYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVCC_KERNELS_CPU_KEYS_INL_H_
+#undef KVCC_KERNELS_CPU_KEYS_INL_H_
+#else
+#define KVCC_KERNELS_CPU_KEYS_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/decode-inl.h"
+#include "kernels/cpu/shorts-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvcc::cpu::HWY_NAMESPACE {
+
+constexpr int kMaxQueries = KVCC_MMA_MAX_GROUP_TILE;
+
+HWY_INLINE float load_element(int dtype, const void* from, int64_t i) {
+  if (dtype == KVCC_DTYPE_F32) return static_cast<const float*>(from)[i];
+  const uint16_t x = static_cast<const uint16_t*>(from)[i];
+  return dtype == KVCC_DTYPE_F16 ? half_to_float(x) : bfloat16_to_float(x);
+}
+
+/// What a block holds of its keys and queries. Orders of 16: e = 4 t + g as in decode-inl.h.
+struct alignas(64) KeyScratch {
+  float cosine[32 * kMaxHeadDim],
+      sine[32 * kMaxHeadDim];                           ///< halves [bh 16, octet, second, e]; pairs [bh 16, octet, e]
+  float scale[4 * kMaxHeadDim], zero[4 * kMaxHeadDim];  ///< [octet, second, e], or [bh, e] on the token axis
+  float query[kMaxQueries * kMaxHeadDim];               ///< times the multiplier
+  float turned[kMaxQueries * kMaxHeadDim];              ///< turned back by the base of block `base`
+  float spread[4 * kMaxHeadDim * kMaxQueries];          ///< [octet, second, query, e]; i16 [octet, query, e, second]
+  float extra[kMaxQueries * kPage];                     ///< what outliers add that i16 does not hold
+  OutlierTables outliers;
+#if KVCC_CPU_I16
+  int16_t shorts[256];                                        ///< levels
+  int16_t scale16[4 * kMaxHeadDim], zero16[4 * kMaxHeadDim];  ///< [octet, e, second]
+  int16_t cosine16[32 * kMaxHeadDim], sine16[32 * kMaxHeadDim];
+  float scaled[kMaxQueries * kMaxHeadDim];  ///< queries in units of the keys' channels and the scores'
+  float back[kMaxHeadDim];                  ///< what a unit of the key is worth, by channel
+#endif
+};
+
+/// What is fixed over a block's tiles.
+struct KeyShape {
+  int head_dim, octets, rotary, rope, queries;
+  bool by_token;
+};
+
+HWY_INLINE VF rotated_first(VF a, VF b, VF c, VF s) { return hn::NegMulAdd(b, s, hn::Mul(a, c)); }
+HWY_INLINE VF rotated_second(VF a, VF b, VF c, VF s) { return hn::MulAdd(a, s, hn::Mul(b, c)); }
+
+/// Sums over t: four vectors' worth of 16 elements to 16 tokens.
+HWY_INLINE void store_scores(const float* HWY_RESTRICT sums, float* HWY_RESTRICT to) {
+  const hn::CappedTag<float, 4> d;
+  for (int x = 0; x < 4; ++x, sums += 16) {
+    for (int g = 0; g < 4; g += static_cast<int>(hn::MaxLanes(d))) {
+      const auto low = hn::Add(hn::Load(d, sums + g), hn::Load(d, sums + 4 + g));
+      hn::Store(hn::Add(low, hn::Add(hn::Load(d, sums + 8 + g), hn::Load(d, sums + 12 + g))), d, to + 4 * x + g);
+    }
+  }
+}
+
+/// f32 scores of queries [first, first + kQueries) for the 16 tokens of bands 2 part and 2 part + 1. Scales are found
+/// by strides, as they go by octet or by token.
+template <int kQueries>
+HWY_INLINE void score_part(const KeyShape& shape, const KeyScratch& s, const float* HWY_RESTRICT levels, int part,
+                           int first, float* HWY_RESTRICT scores) {
+  const DF d;
+  const int octets = shape.octets, by_octet = shape.by_token ? 0 : 32, by_second = shape.by_token ? 0 : 16;
+  const int by_token = shape.by_token ? 16 : 0;
+  HWY_ALIGN float sums[kQueries][64];
+  for (int v = 0; v < 16; v += kLanes) {
+    VF sum[kQueries][4];
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      KVCC_CPU_UNROLL
+      for (int x = 0; x < 4; ++x) sum[g][x] = hn::Zero(d);
+    }
+    const auto key = [&](int octet, int second, int x) HWY_ATTR {
+      const int bh = 4 * part + x, at = octet * by_octet + second * by_second + bh * by_token + v;
+      const float* from = levels + ((bh / 2) * octets + octet) * 64 + bh % 2 * 32 + second * 16 + v;
+      return hn::MulAdd(hn::Load(d, from), hn::Load(d, s.scale + at), hn::Load(d, s.zero + at));
+    };
+    const auto add = [&](int octet, int second, int x, VF k) HWY_ATTR {
+      const float* q = s.spread + ((octet * 2 + second) * shape.queries + first) * 16 + v;
+      KVCC_CPU_UNROLL
+      for (int g = 0; g < kQueries; ++g) sum[g][x] = hn::MulAdd(k, hn::Load(d, q + 16 * g), sum[g][x]);
+    };
+    int octet = 0;
+    if (shape.rope == KVCC_ROPE_HALF) {
+      const int half = shape.rotary / 16;
+      for (int u = 0; u < half; ++u) {
+        KVCC_CPU_UNROLL
+        for (int second = 0; second < 2; ++second) {
+          KVCC_CPU_UNROLL
+          for (int x = 0; x < 4; ++x) {
+            const int at = (((4 * part + x) * half + u) * 2 + second) * 16 + v;
+            const VF a = key(u, second, x), b = key(u + half, second, x);
+            const VF c = hn::Load(d, s.cosine + at), sn = hn::Load(d, s.sine + at);
+            add(u, second, x, rotated_first(a, b, c, sn));
+            add(u + half, second, x, rotated_second(a, b, c, sn));
+          }
+        }
+      }
+      octet = 2 * half;
+    } else if (shape.rope == KVCC_ROPE_INTERLEAVED) {
+      for (; octet < shape.rotary / 8; ++octet) {
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          const int at = ((4 * part + x) * (shape.rotary / 8) + octet) * 16 + v;
+          const VF a = key(octet, 0, x), b = key(octet, 1, x);
+          const VF c = hn::Load(d, s.cosine + at), sn = hn::Load(d, s.sine + at);
+          add(octet, 0, x, rotated_first(a, b, c, sn));
+          add(octet, 1, x, rotated_second(a, b, c, sn));
+        }
+      }
+    }
+    for (; octet < octets; ++octet) {
+      KVCC_CPU_UNROLL
+      for (int second = 0; second < 2; ++second) {
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) add(octet, second, x, key(octet, second, x));
+      }
+    }
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      KVCC_CPU_UNROLL
+      for (int x = 0; x < 4; ++x) hn::Store(sum[g][x], d, sums[g] + 16 * x + v);
+    }
+  }
+  KVCC_CPU_UNROLL
+  for (int g = 0; g < kQueries; ++g) store_scores(sums[g], scores + (first + g) * kPage + 16 * part);
+}
+
+template <int kQueries>
+HWY_NOINLINE void score_floats(const KeyShape& shape, const KeyScratch& s, const float* levels, int first,
+                               float* HWY_RESTRICT scores) {
+  for (int part = 0; part < 4; ++part) score_part<kQueries>(shape, s, levels, part, first, scores);
+}
+
+/// Tiles of one head's keys, against the queries of a block.
+template <class Tensor>
+class Keys {
+ public:
+  /// `query`: of the block's first query head. multiplier: what scores are multiplied by.
+  template <class Config>
+  Keys(const Config& config, const Tensor& tensor, const KvccCache& cache, const KvccRope& rope,
+       const KvccCpuTables& tables, const Work& work, const void* query, float multiplier, KeyScratch& scratch)
+      : cache_(cache),
+        rope_(rope),
+        tables_(tables),
+        work_(work),
+        s_(scratch),
+        bits_(tensor.bits(cache.layer, work.head)),
+        levels_(tensor.levels(cache.layer, work.head)),
+        sparse_(tensor.sparse() != KVCC_SPARSE_NONE && cache.sparse_capacity > 0),
+        pages_(tensor, cache, work, bits_) {
+    const int d = tensor.head_dim();
+    shape_ = {d,
+              d / 8,
+              config.rope() == KVCC_ROPE_NONE ? 0 : config.rotary_dim(),
+              config.rope(),
+              work.queries,
+              tensor.axis() == KVCC_AXIS_TOKEN};
+    for (int64_t i = 0; i < int64_t{work.queries} * d; ++i) {
+      s_.query[i] = load_element(config.dtype(), query, i) * multiplier;
+    }
+    if (work.page < work.page_end) {
+#if KVCC_CPU_I16
+      shorts_ = tables.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && !shape_.by_token && fill_shorts();
+#endif
+      if (!shorts_) {
+        fill_turns();
+        if (!shape_.by_token) fill_scales();
+      }
+      if (sparse_ && !shape_.by_token) {
+        HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
+        for (int c = 0; c < d; ++c) {
+          scale[c] = scale_of(c);
+          zero[c] = zero_of(c);
+        }
+        s_.outliers.set(scale, zero, d, level_unit_);
+      }
+    }
+  }
+
+  /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
+  void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores) {
+    const TileParts parts = pages_.at(i);
+    const int32_t block = i + cache_.sink / KVCC_ROPE_BLOCK;
+    block_ = block;
+#if KVCC_CPU_I16
+    if (shorts_) {
+      if (shape_.rotary > 0) turn_short_queries(block);
+    } else {
+      turn_and_spread(block);
+    }
+#else
+    turn_and_spread(block);
+#endif
+    if (shape_.by_token) fill_token_scales(parts, work_.context.slots(i));
+#if KVCC_CPU_I16
+    decode(bits_, parts.codes, shape_.head_dim, levels_, shorts_ ? s_.shorts : nullptr, tile);
+#else
+    decode(bits_, parts.codes, shape_.head_dim, levels_, nullptr, tile);
+#endif
+    bool extra = false;
+    if (sparse_) {
+      records_ = parts.ends[mma::kClasses - 1];
+      extra = add_outliers(parts, tile);
+    }
+#if KVCC_CPU_I16
+    if (shorts_) {
+      score_shorts(tile.shorts, scores);
+      if (extra) [[unlikely]] {
+        for (int j = 0; j < work_.queries * kPage; ++j) scores[j] += s_.extra[j];
+      }
+      return;
+    }
+#endif
+    (void)extra;
+    for (int first = 0; first < work_.queries; first += 4) {
+      switch (work_.queries - first) {
+        case 1:
+          score_floats<1>(shape_, s_, tile.floats, first, scores);
+          break;
+        case 2:
+          score_floats<2>(shape_, s_, tile.floats, first, scores);
+          break;
+        case 3:
+          score_floats<3>(shape_, s_, tile.floats, first, scores);
+          break;
+        default:
+          score_floats<4>(shape_, s_, tile.floats, first, scores);
+          break;
+      }
+    }
+  }
+
+  /// Asks for page i, where the block has it. Inlined, as GCC takes a call of what only prefetches for one of nothing.
+  HWY_INLINE void prefetch_page(int32_t i) const {
+    if (i < work_.page_end) prefetch(pages_.at(i), 2 * shape_.head_dim * bits_, records_, shape_.by_token);
+  }
+
+  /// Scores of exact position p, [queries] at the given stride.
+  void score_exact(int32_t p, float* scores, int stride) {
+    const int d = shape_.head_dim, half = shape_.rotary / 2;
+    turn(p / KVCC_ROPE_BLOCK);
+    const uint16_t* row = exact_row(cache_, work_, d, p);
+    HWY_ALIGN float key[kMaxHeadDim];
+    for (int c = 0; c < d; ++c) key[c] = half_to_float(row[c]);
+    const float* cosine = tables_.relative_cosine + int64_t{p % KVCC_ROPE_BLOCK} * half;
+    const float* sine = tables_.relative_sine + int64_t{p % KVCC_ROPE_BLOCK} * half;
+    for (int i = 0; i < half; ++i) {
+      const int a = shape_.rope == KVCC_ROPE_HALF ? i : 2 * i, b = shape_.rope == KVCC_ROPE_HALF ? i + half : 2 * i + 1;
+      const float first = key[a], second = key[b];
+      key[a] = first * cosine[i] - second * sine[i];
+      key[b] = second * cosine[i] + first * sine[i];
+    }
+    const DF df;
+    for (int g = 0; g < work_.queries; ++g) {
+      VF sum = hn::Zero(df);
+      for (int c = 0; c < d; c += kLanes) {
+        sum = hn::MulAdd(hn::Load(df, key + c), hn::Load(df, s_.turned + g * d + c), sum);
+      }
+      scores[g * stride] = hn::GetLane(hn::SumOfLanes(df, sum));
+    }
+  }
+
+ private:
+  int element_channel(int octet, int second, int e) const { return octet * 8 + e / 4 * 2 + second; }
+
+  /// Cosines and sines of the 64 slots, in the order of the levels.
+  void fill_turns() {
+    const int half = shape_.rotary / 2, first = cache_.sink % KVCC_ROPE_BLOCK;
+    if (half == 0) return;
+    const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+    float *cosine = s_.cosine, *sine = s_.sine;
+    for (int bh = 0; bh < 16; ++bh) {
+      for (int i = 0; i < half; i += pairs ? 4 : 8) {
+        for (int second = 0; second < (pairs ? 1 : 2); ++second, cosine += 16, sine += 16) {
+          for (int g = 0; g < 4; ++g) {
+            const int64_t at = int64_t{first + 4 * bh + g} * half + i + second;
+            for (int t = 0; t < 4; ++t) {
+              cosine[4 * t + g] = tables_.relative_cosine[at + (pairs ? t : 2 * t)];
+              sine[4 * t + g] = tables_.relative_sine[at + (pairs ? t : 2 * t)];
+            }
+          }
+        }
+      }
+    }
+  }
+
+  float scale_of(int channel) const { return read_scale(cache_.scale[work_.head * shape_.head_dim + channel]); }
+  float zero_of(int channel) const { return cache_.zero[work_.head * shape_.head_dim + channel]; }
+  void fill_scales() {
+    for (int i = 0; i < 4 * shape_.head_dim; ++i) {
+      const int channel = element_channel(i / 32, i / 16 % 2, i % 16);
+      s_.scale[i] = scale_of(channel);
+      s_.zero[i] = zero_of(channel);
+    }
+  }
+  void fill_token_scales(const TileParts& parts, const Slots& slots) {
+    HWY_ALIGN float scale[kPage], zero[kPage];
+    load_ranges(parts.ranges, slots, scale, zero);
+    for (int token = 0; token < kPage; ++token) {
+      for (int t = 0; t < 4; ++t) {
+        s_.scale[token / 4 * 16 + 4 * t + token % 4] = scale[token];
+        s_.zero[token / 4 * 16 + 4 * t + token % 4] = zero[token];
+      }
+    }
+    if (sparse_) s_.outliers.set(scale, zero, kPage, level_unit_);
+  }
+
+  /// Queries turned back by the base of a block of 64 positions.
+  void turn(int32_t block) {
+    if (shape_.rotary == 0) block = 0;
+    if (block == base_) return;
+    base_ = block;
+    const int d = shape_.head_dim, half = shape_.rotary / 2;
+    const float* cosine = rope_.base_cosine + int64_t{block} * half;
+    const float* sine = rope_.base_sine + int64_t{block} * half;
+    const hn::CappedTag<float, 8> d8;
+    for (int g = 0; g < work_.queries; ++g) {
+      const float* HWY_RESTRICT q = s_.query + g * d;
+      float* HWY_RESTRICT to = s_.turned + g * d;
+      for (int i = 0; i < half; i += static_cast<int>(hn::MaxLanes(d8))) {
+        const auto c = hn::LoadU(d8, cosine + i), s = hn::LoadU(d8, sine + i);
+        if (shape_.rope == KVCC_ROPE_HALF) {
+          const auto x = hn::LoadU(d8, q + i), y = hn::LoadU(d8, q + half + i);
+          hn::StoreU(hn::MulAdd(y, s, hn::Mul(x, c)), d8, to + i);
+          hn::StoreU(hn::NegMulAdd(x, s, hn::Mul(y, c)), d8, to + half + i);
+        } else {
+          auto x = hn::Undefined(d8), y = hn::Undefined(d8);
+          hn::LoadInterleaved2(d8, q + 2 * i, x, y);
+          hn::StoreInterleaved2(hn::MulAdd(y, s, hn::Mul(x, c)), hn::NegMulAdd(x, s, hn::Mul(y, c)), d8, to + 2 * i);
+        }
+      }
+      std::copy(q + 2 * half, q + d, to + 2 * half);
+    }
+  }
+  /// The same, in the order of the levels.
+  void turn_and_spread(int32_t block) {
+    if (shape_.rotary == 0) block = 0;
+    if (block == spread_base_) return;
+    spread_base_ = block;
+    turn(block);
+    const int d = shape_.head_dim;
+    float* to = s_.spread;
+    for (int octet = 0; octet < shape_.octets; ++octet) {
+      for (int second = 0; second < 2; ++second) {
+        for (int g = 0; g < work_.queries; ++g) {
+          for (int t = 0; t < 4; ++t, to += 4) {
+            store_four(s_.turned[g * d + 8 * octet + 2 * t + second], to);
+          }
+        }
+      }
+    }
+  }
+
+  /// Outliers over the levels; whether any went to `extra`.
+  bool add_outliers(const TileParts& parts, TileScratch& tile) {
+    const int capacity = cache_.sparse_capacity, d = shape_.head_dim;
+    if (!shorts_) {
+      const auto none = [](int, int, float) {};
+      if (shape_.by_token) {
+        write_outliers<mma::Tensor::key, false, true>(parts, capacity, d, s_.outliers, tile, none);
+      } else {
+        write_outliers<mma::Tensor::key, false, false>(parts, capacity, d, s_.outliers, tile, none);
+      }
+      return false;
+    }
+    bool any = false;
+#if KVCC_CPU_I16
+    const auto rest = [&](int token, int channel, float missing) {
+      if (!any) std::memset(s_.extra, 0, sizeof(float) * work_.queries * kPage);
+      any = true;
+      add_missing(token, channel, missing);
+    };
+    write_outliers<mma::Tensor::key, true, false>(parts, capacity, d, s_.outliers, tile, rest);
+#endif
+    return any;
+  }
+  /// missing * <turned query, RoPE_slot(unit vector of the channel)>.
+  HWY_NOINLINE void add_missing(int token, int channel, float missing) {
+    const int d = shape_.head_dim, half = shape_.rotary / 2;
+    if (channel >= d) return;
+    turn(block_);
+    float own = missing, other = 0;
+    int partner = channel;
+    if (channel < 2 * half) {
+      const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+      const bool second = pairs ? channel % 2 == 1 : channel >= half;
+      partner = pairs ? channel ^ 1 : second ? channel - half : channel + half;
+      const int64_t at = int64_t{cache_.sink % KVCC_ROPE_BLOCK + token} * half + (pairs ? channel / 2 : channel % half);
+      own = missing * tables_.relative_cosine[at];
+      other = (second ? -missing : missing) * tables_.relative_sine[at];
+    }
+    for (int g = 0; g < work_.queries; ++g) {
+      s_.extra[g * kPage + token] += own * s_.turned[g * d + channel] + other * s_.turned[g * d + partner];
+    }
+  }
+
+#if KVCC_CPU_I16
+  /// 16-bit constants; false where they do not serve.
+  bool fill_shorts() {
+    if (!make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_)) return false;
+    const int d = shape_.head_dim, half = shape_.rotary / 2;
+    const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+    for (int c = 0; c < d; ++c) {  // what channels can hold, outliers included
+      s_.back[c] = level_unit_ * 32767.0f * scale_of(c) + std::fabs(zero_of(c));
+      if (!(s_.back[c] < 1e30f)) {
+        level_unit_ = 1;
+        return false;
+      }
+    }
+    for (int i = 0; i < half; ++i) {  // rotary pairs share a unit
+      float &a = s_.back[pairs ? 2 * i : i], &b = s_.back[pairs ? 2 * i + 1 : i + half];
+      a = b = std::max(a, b);
+    }
+    HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
+    for (int c = 0; c < d; ++c) {
+      const float inverse = 0.69f * 32767.0f / std::max(s_.back[c], 1e-30f);
+      scale[c] = scale_of(c) * level_unit_ * 32768.0f * inverse;
+      zero[c] = zero_of(c) * inverse;
+      s_.back[c] = (c < 2 * half ? 32768.0f / 32767.0f : 1.0f) / inverse;
+    }
+    spread_shorts(scale, d, s_.scale16, 32);
+    spread_shorts(zero, d, s_.zero16, 32);
+    if (half > 0) {
+      const ptrdiff_t first = ptrdiff_t{cache_.sink % KVCC_ROPE_BLOCK} * half;
+      fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.cosine16);
+      fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.sine16);
+    }
+    prepare_short_queries(work_.page + cache_.sink / KVCC_ROPE_BLOCK);
+    return true;
+  }
+  /// Queries in units of the keys' channels, and the part of them that is not turned.
+  void prepare_short_queries(int32_t block) {
+    const int d = shape_.head_dim, rotary = shape_.rotary;
+    const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+    float factor = 1;
+    for (int i = 0; i < rotary / 2; ++i) {
+      const int64_t at = int64_t{block} * (rotary / 2) + i;
+      factor = std::max(factor, 1.001f * std::hypot(rope_.base_cosine[at], rope_.base_sine[at]));
+    }
+    auto* const to = reinterpret_cast<int16_t*>(s_.spread);
+    for (int g = 0; g < work_.queries; ++g) {
+      float* q = s_.scaled + g * d;
+      for (int c = 0; c < d; ++c) q[c] = s_.query[g * d + c] * s_.back[c];
+      score_unit_[g] = short_query_unit(q, d, rotary, pairs, factor);
+      for (int c = 0; c < d; ++c) q[c] /= score_unit_[g];
+      HWY_NAMESPACE::spread_shorts(q + rotary, d - rotary, to + (rotary / 8 * work_.queries + g) * 32,
+                                   32 * work_.queries);
+    }
+  }
+  void turn_short_queries(int32_t block) {
+    const int rotary = shape_.rotary;
+    const int64_t base = int64_t{block} * (rotary / 2);
+    auto* const to = reinterpret_cast<int16_t*>(s_.spread);
+    for (int g = 0; g < work_.queries; ++g) {
+      turn_shorts(s_.scaled + g * shape_.head_dim, rope_.base_cosine + base, rope_.base_sine + base, rotary,
+                  shape_.rope == KVCC_ROPE_INTERLEAVED, to + 32 * g, 32 * work_.queries);
+    }
+  }
+  void score_shorts(const int16_t* levels, float* scores) const {
+    const ShortKeys k{
+        levels,        s_.scale16,    s_.zero16,   s_.cosine16,  s_.sine16, reinterpret_cast<const int16_t*>(s_.spread),
+        shape_.octets, shape_.rotary, shape_.rope, work_.queries};
+    for (int first = 0; first < work_.queries; first += 4) {
+      const float* unit = score_unit_ + first;
+      float* to = scores + first * kPage;
+      switch (work_.queries - first) {
+        case 1:
+          HWY_NAMESPACE::score_shorts<1>(k, first, unit, to);
+          break;
+        case 2:
+          HWY_NAMESPACE::score_shorts<2>(k, first, unit, to);
+          break;
+        case 3:
+          HWY_NAMESPACE::score_shorts<3>(k, first, unit, to);
+          break;
+        default:
+          HWY_NAMESPACE::score_shorts<4>(k, first, unit, to);
+          break;
+      }
+    }
+  }
+#endif
+
+  const KvccCache& cache_;
+  const KvccRope& rope_;
+  const KvccCpuTables& tables_;
+  const Work& work_;
+  KeyScratch& s_;
+  KeyShape shape_;
+  int bits_;
+  const float* levels_;
+  bool sparse_, shorts_ = false;
+  Pages<Tensor> pages_;
+  int32_t base_ = -1, spread_base_ = -1;  ///< what the queries are turned back by
+  int records_ = 0;                       ///< of the last tile
+  int32_t block_ = 0;                     ///< of the page under way
+  float level_unit_ = 1;
+  float score_unit_[kMaxQueries] = {};
+};
+
+}  // namespace kvcc::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

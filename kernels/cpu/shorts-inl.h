@@ -1,0 +1,314 @@
+// The 16-bit fixed-point readers, on AVX-512 with VBMI and VNNI. A 32-bit lane holds two channels of a key or two
+// tokens of a value, whose products with 16-bit queries or weights vpdpwssd adds up without rounding; queries and
+// weights are scaled so that the sum cannot overflow.
+#if defined(KVCC_KERNELS_CPU_SHORTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVCC_KERNELS_CPU_SHORTS_INL_H_
+#undef KVCC_KERNELS_CPU_SHORTS_INL_H_
+#else
+#define KVCC_KERNELS_CPU_SHORTS_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cpu/decode-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvcc::cpu::HWY_NAMESPACE {
+
+#if KVCC_CPU_I16
+
+/// A lane's products sum up to less than 2^31 where its factors sum up to this.
+constexpr float kMostFactors = 65400.0f;
+
+/// sum += a0 b0 + a1 b1 in every 32-bit lane. GCC gives the intrinsic only to functions whose target names AVX512_VNNI,
+/// which Highway's, having it, does not.
+HWY_INLINE __m512i add_products(__m512i sum, __m512i a, __m512i b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
+  return sum;
+}
+
+/// 16-bit levels of one head and their unit; false where they have none.
+HWY_INLINE bool make_shorts(const float* levels, int bits, bool outliers, int16_t* to, float& unit) {
+  float most = 0;
+  for (int i = 0; i < 1 << bits; ++i) {
+    if (!(std::fabs(levels[i]) < 1e30f)) return false;
+    most = std::max(most, std::fabs(levels[i]));
+  }
+  unit = most > 1e-30f ? most / (outliers ? 8191.0f : 32767.0f) : 1.0f;
+  for (int i = 0; i < 1 << bits; ++i) to[i] = static_cast<int16_t>(std::lrintf(levels[i] / unit));
+  return true;
+}
+
+/// Sums over t of four vectors of 16 lanes: 16 tokens.
+HWY_INLINE __m512 sum_lanes(__m512i a, __m512i b, __m512i c, __m512i d) {
+  const __m512 fa = _mm512_cvtepi32_ps(a), fb = _mm512_cvtepi32_ps(b);
+  const __m512 fc = _mm512_cvtepi32_ps(c), fd = _mm512_cvtepi32_ps(d);
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(fa, fb, 0x44), _mm512_shuffle_f32x4(fa, fb, 0xee));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(fc, fd, 0x44), _mm512_shuffle_f32x4(fc, fd, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+
+/// Constants of a head's keys and of a block's queries. Octets of 32 numbers, [e, second].
+struct ShortKeys {
+  const int16_t *levels, *scale, *zero, *cosine, *sine, *query;
+  int octets, rotary, rope, queries;
+};
+
+template <int kQueries>
+struct ShortSums {
+  __m512i sum[4][kQueries];
+
+  HWY_INLINE void add(int x, __m512i key, const int16_t* HWY_RESTRICT query) {
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      sum[x][g] = add_products(sum[x][g], key, _mm512_load_si512(query + g * 32));
+    }
+  }
+};
+
+HWY_INLINE __m512i short_key(const int16_t* HWY_RESTRICT level, __m512i scale, __m512i zero) {
+  return _mm512_add_epi16(_mm512_mulhrs_epi16(_mm512_load_si512(level), scale), zero);
+}
+
+/// Scores [64] of kQueries queries, in units of `unit`.
+template <int kQueries>
+HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit, float* HWY_RESTRICT scores) {
+  const ptrdiff_t band = k.octets * 64, by_octet = k.queries * 32;
+  const ptrdiff_t half = k.rotary / 16, turns = k.rope == KVCC_ROPE_HALF ? half : k.rotary / 8;
+  const ptrdiff_t octets = k.octets;
+  const bool halves = k.rope == KVCC_ROPE_HALF, pairs = k.rope == KVCC_ROPE_INTERLEAVED;
+  for (int part = 0; part < 4; ++part) {
+    ShortSums<kQueries> s;
+    KVCC_CPU_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      KVCC_CPU_UNROLL
+      for (int g = 0; g < kQueries; ++g) s.sum[x][g] = _mm512_setzero_si512();
+    }
+    const int16_t* HWY_RESTRICT level = k.levels + 2 * part * band;
+    const int16_t* HWY_RESTRICT scale = k.scale;
+    const int16_t* HWY_RESTRICT zero = k.zero;
+    const int16_t* HWY_RESTRICT query = k.query + first * 32;
+    const int16_t* HWY_RESTRICT cosine = k.cosine + 4 * part * turns * 32;
+    const int16_t* HWY_RESTRICT sine = k.sine + 4 * part * turns * 32;
+    ptrdiff_t octet = 0;
+    if (halves) {
+      for (ptrdiff_t u = 0; u < half; ++u) {
+        const __m512i sa = _mm512_load_si512(scale), za = _mm512_load_si512(zero);
+        const __m512i sb = _mm512_load_si512(scale + half * 32), zb = _mm512_load_si512(zero + half * 32);
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          const int16_t* from = level + x / 2 * band + x % 2 * 32;
+          const __m512i a = short_key(from, sa, za), b = short_key(from + half * 64, sb, zb);
+          const __m512i c = _mm512_load_si512(cosine + x * turns * 32), n = _mm512_load_si512(sine + x * turns * 32);
+          const __m512i turned_a = _mm512_sub_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n));
+          const __m512i turned_b = _mm512_add_epi16(_mm512_mulhrs_epi16(b, c), _mm512_mulhrs_epi16(a, n));
+          s.add(x, turned_a, query);
+          s.add(x, turned_b, query + half * by_octet);
+        }
+        level += 64, scale += 32, zero += 32, query += by_octet, cosine += 32, sine += 32;
+      }
+      octet = 2 * half;
+      level += half * 64, scale += half * 32, zero += half * 32, query += half * by_octet;
+    } else if (pairs) {
+      for (; octet < turns; ++octet) {
+        const __m512i sa = _mm512_load_si512(scale), za = _mm512_load_si512(zero);
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          const __m512i a = short_key(level + x / 2 * band + x % 2 * 32, sa, za);
+          const __m512i c = _mm512_load_si512(cosine + x * turns * 32), n = _mm512_load_si512(sine + x * turns * 32);
+          s.add(x, _mm512_add_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(_mm512_rol_epi32(a, 16), n)), query);
+        }
+        level += 64, scale += 32, zero += 32, query += by_octet, cosine += 32, sine += 32;
+      }
+    }
+    for (; octet < octets; ++octet) {
+      const __m512i sa = _mm512_load_si512(scale), za = _mm512_load_si512(zero);
+      KVCC_CPU_UNROLL
+      for (int x = 0; x < 4; ++x) s.add(x, short_key(level + x / 2 * band + x % 2 * 32, sa, za), query);
+      level += 64, scale += 32, zero += 32, query += by_octet;
+    }
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      const __m512 tokens = sum_lanes(s.sum[0][g], s.sum[1][g], s.sum[2][g], s.sum[3][g]);
+      _mm512_storeu_ps(scores + g * kPage + 16 * part, _mm512_mul_ps(tokens, _mm512_set1_ps(unit[g])));
+    }
+  }
+}
+
+/// Four rows of 16-bit pairs to [e, second]: lane t of row g to 4 t + g.
+HWY_INLINE void store_turned_rows(__m128i a, __m128i b, __m128i c, __m128i d, int16_t* HWY_RESTRICT to) {
+  const __m128i ab = _mm_unpacklo_epi32(a, b), cd = _mm_unpacklo_epi32(c, d);
+  const __m128i AB = _mm_unpackhi_epi32(a, b), CD = _mm_unpackhi_epi32(c, d);
+  auto* out = reinterpret_cast<__m128i*>(to);
+  _mm_store_si128(out, _mm_unpacklo_epi64(ab, cd));
+  _mm_store_si128(out + 1, _mm_unpackhi_epi64(ab, cd));
+  _mm_store_si128(out + 2, _mm_unpacklo_epi64(AB, CD));
+  _mm_store_si128(out + 3, _mm_unpackhi_epi64(AB, CD));
+}
+
+/// Rows of 64 slots [half] of cosines or sines to 16 bits in the order of the keys. halves: [bh, octet, e, second];
+/// pairs: [bh, octet, e, second] with `low` and `high` before the first and the second.
+HWY_INLINE void fill_short_turns(const float* rows, int half, bool pairs, float low, int16_t* HWY_RESTRICT to) {
+  const __m256 unit = _mm256_set1_ps(32767.0f);
+  for (int bh = 0; bh < 16; ++bh) {
+    const float* from = rows + static_cast<ptrdiff_t>(4 * bh) * half;
+    if (!pairs) {
+      for (int i = 0; i < half; i += 8, to += 32) {
+        __m128i row[4];
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < 4; ++g) {
+          const __m256i x = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + g * half + i), unit));
+          row[g] = _mm256_cvtsepi32_epi16(x);
+        }
+        store_turned_rows(row[0], row[1], row[2], row[3], to);
+      }
+    } else {
+      const __m128 first = _mm_set1_ps(32767.0f * low), second = _mm_set1_ps(32767.0f);
+      for (int i = 0; i < half; i += 4, to += 32) {
+        __m128i row[4];
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < 4; ++g) {
+          const __m128 x = _mm_loadu_ps(from + g * half + i);
+          const __m128i a = _mm_cvtps_epi32(_mm_mul_ps(x, first)), b = _mm_cvtps_epi32(_mm_mul_ps(x, second));
+          row[g] = _mm_packs_epi32(_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
+        }
+        store_turned_rows(row[0], row[1], row[2], row[3], to);
+      }
+    }
+  }
+}
+
+/// 16 numbers to 16 bits and spread, 8 each to `to` and, unless it is null, to `next`.
+HWY_INLINE void spread_octets(__m512 x, int16_t* to, int16_t* next) {
+  const __m512i second = _mm512_set_epi32(7, 7, 7, 7, 6, 6, 6, 6, 5, 5, 5, 5, 4, 4, 4, 4);
+  const __m512i first = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
+  const __m512i all = _mm512_castsi256_si512(_mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+  _mm512_store_si512(to, _mm512_permutexvar_epi32(first, all));
+  if (next != nullptr) _mm512_store_si512(next, _mm512_permutexvar_epi32(second, all));
+}
+
+/// Channels to 16 bits and spread, an octet every `stride` numbers.
+HWY_INLINE void spread_shorts(const float* HWY_RESTRICT from, int channels, int16_t* HWY_RESTRICT to,
+                              ptrdiff_t stride) {
+  int c = 0;
+  for (; c + 16 <= channels; c += 16, to += 2 * stride) spread_octets(_mm512_loadu_ps(from + c), to, to + stride);
+  if (c < channels) spread_octets(_mm512_maskz_loadu_ps(0xff, from + c), to, nullptr);
+}
+
+/// Unit of a query in 16 bits, wherever it is turned: what a lane adds up must not overflow. `query` in units of the
+/// keys' channels; factor: of the rotary tables.
+HWY_INLINE float short_query_unit(const float* query, int head_dim, int rotary, bool pairs, float factor) {
+  float lane[4] = {}, most = 0, all = 0;
+  const int half = rotary / 2;
+  for (int i = 0; i < half; ++i) {
+    const float x = query[pairs ? 2 * i : i], y = query[pairs ? 2 * i + 1 : i + half];
+    const float radius = factor * std::sqrt(x * x + y * y);
+    lane[pairs ? i % 4 : i % 8 / 2] += 1.4143f * radius;
+    most = std::max(most, radius);
+    all += radius;
+  }
+  for (int c = rotary; c < head_dim; ++c) {
+    lane[c % 8 / 2] += std::fabs(query[c]);
+    most = std::max(most, std::fabs(query[c]));
+    all += std::fabs(query[c]);
+  }
+  for (const float sum : lane) most = std::max(most, sum * (32767.0f / kMostFactors));
+  if (!(all < 1e30f)) return all - all;  // NaN: the scores are
+  return std::max(most / 32767.0f, 1e-30f);
+}
+
+/// Rotary channels of one query, turned back by a base, to 16 bits and spread; octets lie `stride` apart.
+HWY_INLINE void turn_shorts(const float* HWY_RESTRICT query, const float* HWY_RESTRICT cosine,
+                            const float* HWY_RESTRICT sine, int rotary, bool pairs, int16_t* HWY_RESTRICT to,
+                            ptrdiff_t stride) {
+  const int half = rotary / 2;
+  if (pairs) {
+    const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    const __m512 signs = _mm512_castsi512_ps(_mm512_set1_epi64(static_cast<long long>(0x8000000000000000u)));
+    for (int i = 0; i < half; i += 8, to += 2 * stride) {
+      const __m512 q = _mm512_loadu_ps(query + 2 * i), other = _mm512_permute_ps(q, 0xb1);
+      const __m512 c = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(cosine + i)));
+      const __m512 s = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_loadu_ps(sine + i)));
+      spread_octets(_mm512_fmadd_ps(other, _mm512_xor_ps(s, signs), _mm512_mul_ps(q, c)), to, to + stride);
+    }
+    return;
+  }
+  int16_t* HWY_RESTRICT second = to + half / 8 * stride;
+  for (int i = 0; i < half; i += 16, to += 2 * stride, second += 2 * stride) {
+    const bool both = i + 8 < half;
+    const __mmask16 mask = both ? 0xffff : 0xff;
+    const __m512 c = _mm512_maskz_loadu_ps(mask, cosine + i), s = _mm512_maskz_loadu_ps(mask, sine + i);
+    const __m512 x = _mm512_maskz_loadu_ps(mask, query + i), y = _mm512_maskz_loadu_ps(mask, query + half + i);
+    spread_octets(_mm512_fmadd_ps(y, s, _mm512_mul_ps(x, c)), to, both ? to + stride : nullptr);
+    spread_octets(_mm512_fnmadd_ps(x, s, _mm512_mul_ps(y, c)), second, both ? second + stride : nullptr);
+  }
+}
+
+/// A tile's weights of one query, times the scales of tokens unless null, to 16 bits and spread, a band every `stride`
+/// numbers. Returns what a unit is worth, in all lanes.
+HWY_INLINE __m512 spread_weights(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT scale,
+                                 int16_t* HWY_RESTRICT to, ptrdiff_t stride) {
+  __m512 w[4], sum = _mm512_setzero_ps(), most = sum;
+  KVCC_CPU_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    w[i] = _mm512_loadu_ps(weights + 16 * i);
+    if (scale != nullptr) w[i] = _mm512_mul_ps(w[i], _mm512_load_ps(scale + 16 * i));
+    const __m512 size = _mm512_abs_ps(w[i]);
+    sum = _mm512_add_ps(sum, size);
+    most = _mm512_max_ps(most, size);
+  }
+  // A lane adds up tokens 2 t and 2 t + 1 of eight bands.
+  sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0x4e));
+  sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
+  most = _mm512_max_ps(_mm512_mul_ps(most, _mm512_set1_ps(1.0f / 32767.0f)),
+                       _mm512_mul_ps(sum, _mm512_set1_ps(1.0f / kMostFactors)));
+  most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0x4e));
+  most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0xb1));
+  most = _mm512_max_ps(most, _mm512_permute_ps(most, 0x4e));
+  most = _mm512_max_ps(most, _mm512_permute_ps(most, 0xb1));
+  const __m512 unit = _mm512_max_ps(most, _mm512_set1_ps(1e-30f));
+  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), unit);
+  KVCC_CPU_UNROLL
+  for (int i = 0; i < 4; ++i, to += 2 * stride) spread_octets(_mm512_mul_ps(w[i], inverse), to, to + stride);
+  return unit;
+}
+
+/// Adds a tile to the sums of kQueries queries, [octet, half, query, e]. weights [band, query, 32], unit [query, 16].
+template <int kQueries>
+HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* HWY_RESTRICT weights, int octets,
+                             int queries, const float* HWY_RESTRICT unit, float* HWY_RESTRICT sums) {
+  const ptrdiff_t band = octets * 64, by_half = queries * 16, by_band = queries * 32;
+  __m512 units[kQueries];
+  KVCC_CPU_UNROLL
+  for (int g = 0; g < kQueries; ++g) units[g] = _mm512_load_ps(unit + 16 * g);
+  for (int octet = 0; octet < octets; octet += 2, levels += 128, sums += 4 * by_half) {
+    ShortSums<kQueries> s;
+    KVCC_CPU_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      KVCC_CPU_UNROLL
+      for (int g = 0; g < kQueries; ++g) s.sum[x][g] = _mm512_setzero_si512();
+    }
+    const int16_t* HWY_RESTRICT level = levels;
+    const int16_t* HWY_RESTRICT weight = weights;
+    for (int i = 0; i < 8; ++i, level += band, weight += by_band) {
+      KVCC_CPU_UNROLL
+      for (int x = 0; x < 4; ++x) s.add(x, _mm512_load_si512(level + 32 * x), weight);
+    }
+    KVCC_CPU_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      KVCC_CPU_UNROLL
+      for (int g = 0; g < kQueries; ++g) {
+        float* to = sums + x * by_half + g * 16;
+        _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(s.sum[x][g]), units[g], _mm512_load_ps(to)));
+      }
+    }
+  }
+}
+
+#endif  // KVCC_CPU_I16
+
+}  // namespace kvcc::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

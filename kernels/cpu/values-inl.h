@@ -1,0 +1,288 @@
+// Weighted sums of one head's value tiles: codes decoded, multiplied by weights of tokens and gathered over tiles in
+// the order of the levels; reduced over t once, at the end.
+//
+// Errors, relative to the sum over tokens of |weight| (|scale| + |zero|): f32 2^-20, i16 2^-11 (2^-9 with outliers): a
+// tile's weights are kept to 2^-15 of the greatest, or less where many are large; sums are exact in 32 bits.
+#if defined(KVCC_KERNELS_CPU_VALUES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVCC_KERNELS_CPU_VALUES_INL_H_
+#undef KVCC_KERNELS_CPU_VALUES_INL_H_
+#else
+#define KVCC_KERNELS_CPU_VALUES_INL_H_
+#endif
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/keys-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvcc::cpu::HWY_NAMESPACE {
+
+struct alignas(64) ValueScratch {
+  float sum[4 * kMaxHeadDim * kMaxQueries];     ///< [octet, half, query, e]: before scales of channels
+  float other[kMaxQueries * kMaxHeadDim];       ///< [query, channel]: exact rows, outliers that i16 does not hold
+  float weight[kMaxQueries * kPage];            ///< times the token's scale
+  float spread[kMaxQueries * 16 * 16];          ///< [band, second, query, e]; i16 [band, query, e, second]
+  alignas(64) float scale[kPage], zero[kPage];  ///< of tokens
+  alignas(64) float zeros[kMaxQueries * 16];    ///< sum of weights times what multiplies the zero-point
+  OutlierTables outliers;
+#if KVCC_CPU_I16
+  int16_t shorts[256];
+#endif
+};
+
+/// f32 sums of queries [first, first + kQueries).
+template <int kQueries>
+HWY_NOINLINE void mix_floats(int octets, int queries, int first, const ValueScratch& s,
+                             const float* HWY_RESTRICT levels, float* HWY_RESTRICT sums) {
+  const DF d;
+  for (int octet = 0; octet < octets; ++octet) {
+    for (int v = 0; v < 16; v += kLanes) {
+      VF sum[2][kQueries];
+      float* to = sums + (octet * 2 * queries + first) * 16 + v;
+      KVCC_CPU_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < kQueries; ++g) sum[h][g] = hn::Load(d, to + (h * queries + g) * 16);
+      }
+      for (int band = 0; band < 8; ++band) {
+        const float* from = levels + (band * octets + octet) * 64 + v;
+        const float* weight = s.spread + (band * 2 * queries + first) * 16 + v;
+        KVCC_CPU_UNROLL
+        for (int second = 0; second < 2; ++second) {
+          const VF a = hn::Load(d, from + second * 16), b = hn::Load(d, from + 32 + second * 16);
+          KVCC_CPU_UNROLL
+          for (int g = 0; g < kQueries; ++g) {
+            const VF w = hn::Load(d, weight + (second * queries + g) * 16);
+            sum[0][g] = hn::MulAdd(a, w, sum[0][g]);
+            sum[1][g] = hn::MulAdd(b, w, sum[1][g]);
+          }
+        }
+      }
+      KVCC_CPU_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < kQueries; ++g) hn::Store(sum[h][g], d, to + (h * queries + g) * 16);
+      }
+    }
+  }
+}
+
+/// Weighted sums of one head's values, for the queries of a block.
+template <class Tensor>
+class Values {
+ public:
+  Values(const Tensor& tensor, const KvccCache& cache, const KvccCpuTables& tables, const Work& work,
+         ValueScratch& scratch)
+      : cache_(cache),
+        work_(work),
+        s_(scratch),
+        head_dim_(tensor.head_dim()),
+        bits_(tensor.bits(cache.layer, work.head)),
+        levels_(tensor.levels(cache.layer, work.head)),
+        sparse_(tensor.sparse() != KVCC_SPARSE_NONE && cache.sparse_capacity > 0),
+        by_token_(tensor.axis() == KVCC_AXIS_TOKEN),
+        pages_(tensor, cache, work, bits_) {
+    std::memset(s_.sum, 0, sizeof(float) * 4 * static_cast<size_t>(head_dim_ * work.queries));
+    std::memset(s_.other, 0, sizeof(float) * static_cast<size_t>(head_dim_ * work.queries));
+    std::memset(s_.zeros, 0, sizeof s_.zeros);
+#if KVCC_CPU_I16
+    shorts_ = tables.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && fill_shorts();
+#endif
+    (void)tables;
+    if (sparse_ && !by_token_) {
+      HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
+      for (int c = 0; c < head_dim_; ++c) {
+        scale[c] = scale_of(c);
+        zero[c] = zero_of(c);
+      }
+      s_.outliers.set(scale, zero, head_dim_, level_unit_);
+    }
+  }
+
+  /// Adds page i. weights [queries, 64], finite, 0 where a slot is not visible.
+  void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights) {
+    const TileParts parts = pages_.at(i);
+    weigh(parts, work_.context.slots(i), weights);
+#if KVCC_CPU_I16
+    decode(bits_, parts.codes, head_dim_, levels_, shorts_ ? s_.shorts : nullptr, tile);
+#else
+    decode(bits_, parts.codes, head_dim_, levels_, nullptr, tile);
+#endif
+    if (sparse_) {
+      records_ = parts.ends[mma::kClasses - 1];
+      add_outliers(parts, tile, weights);
+    }
+#if KVCC_CPU_I16
+    if (shorts_) return mix_shorts(tile.shorts, weights);
+#endif
+    const int queries = work_.queries;
+    for (int g = 0; g < queries; ++g) {
+      for (int token = 0; token < kPage; ++token) {
+        const int band = token / 8, second = token % 2, t = token % 8 / 2;
+        store_four(s_.weight[g * kPage + token], s_.spread + ((band * 2 + second) * queries + g) * 16 + 4 * t);
+      }
+    }
+    for (int first = 0; first < queries; first += 4) {
+      switch (queries - first) {
+        case 1:
+          mix_floats<1>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
+          break;
+        case 2:
+          mix_floats<2>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
+          break;
+        case 3:
+          mix_floats<3>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
+          break;
+        default:
+          mix_floats<4>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
+          break;
+      }
+    }
+  }
+
+  /// Asks for page i, where the block has it. Inlined, as GCC takes a call of what only prefetches for one of nothing.
+  HWY_INLINE void prefetch_page(int32_t i) const {
+    if (i < work_.page_end) prefetch(pages_.at(i), 2 * head_dim_ * bits_, records_, by_token_);
+  }
+
+  /// Adds exact position p, weights [queries] at the given stride.
+  void add_exact(int32_t p, const float* weights, int stride) {
+    const DF d;
+    const uint16_t* row = exact_row(cache_, work_, head_dim_, p);
+    HWY_ALIGN float value[kMaxHeadDim];
+    for (int c = 0; c < head_dim_; ++c) value[c] = half_to_float(row[c]);
+    for (int g = 0; g < work_.queries; ++g) {
+      const VF w = hn::Set(d, weights[g * stride]);
+      float* to = s_.other + g * head_dim_;
+      for (int c = 0; c < head_dim_; c += kLanes) {
+        hn::StoreU(hn::MulAdd(w, hn::Load(d, value + c), hn::LoadU(d, to + c)), d, to + c);
+      }
+    }
+  }
+
+  /// Everything added so far to query g, times factor.
+  void scale(int g, float factor) {
+    const DF d;
+    const VF f = hn::Set(d, factor);
+    for (int i = 0; i < head_dim_ / 4; ++i) {
+      for (int v = 0; v < 16; v += kLanes) {
+        float* to = s_.sum + (i * work_.queries + g) * 16 + v;
+        hn::Store(hn::Mul(hn::Load(d, to), f), d, to);
+      }
+    }
+    float* other = s_.other + g * head_dim_;
+    for (int c = 0; c < head_dim_; c += kLanes) hn::Store(hn::Mul(hn::Load(d, other + c), f), d, other + c);
+    hn::Store(hn::Mul(hn::Load(d, s_.zeros + 16 * g), f), d, s_.zeros + 16 * g);
+  }
+
+  /// Sums of query g, [head_dim].
+  void finish(int g, float* HWY_RESTRICT out) const {
+    const DF d;
+    const float zeros = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s_.zeros + 16 * g)));
+    HWY_ALIGN float sum[kMaxHeadDim];
+    const float* from = s_.sum + 16 * g;
+    for (int c = 0; c < head_dim_; c += 4, from += 16 * work_.queries) {
+      for (int i = 0; i < 4; ++i) sum[c + i] = from[i] + from[4 + i] + (from[8 + i] + from[12 + i]);
+    }
+    const float* other = s_.other + g * head_dim_;
+    if (by_token_) {
+      for (int c = 0; c < head_dim_; ++c) out[c] = sum[c] + zeros + other[c];
+    } else {
+      for (int c = 0; c < head_dim_; ++c) out[c] = std::fma(sum[c], scale_of(c), zeros * zero_of(c)) + other[c];
+    }
+  }
+
+ private:
+  float scale_of(int channel) const { return read_scale(cache_.scale[work_.head * head_dim_ + channel]); }
+  float zero_of(int channel) const { return cache_.zero[work_.head * head_dim_ + channel]; }
+
+  /// Weights times scales of tokens; what multiplies zero-points.
+  void weigh(const TileParts& parts, const Slots& slots, const float* HWY_RESTRICT weights) {
+    const DF d;
+    if (by_token_) {
+      load_ranges(parts.ranges, slots, s_.scale, s_.zero);
+      if (sparse_) s_.outliers.set(s_.scale, s_.zero, kPage, level_unit_);
+    }
+    for (int g = 0; g < work_.queries; ++g) {
+      VF sum = hn::Load(d, s_.zeros + 16 * g);
+      KVCC_CPU_UNROLL
+      for (int i = 0; i < kPage; i += kLanes) {
+        const VF w = hn::LoadU(d, weights + g * kPage + i);
+        sum = by_token_ ? hn::MulAdd(w, hn::Load(d, s_.zero + i), sum) : hn::Add(w, sum);
+        if (!shorts_) hn::Store(by_token_ ? hn::Mul(w, hn::Load(d, s_.scale + i)) : w, d, s_.weight + g * kPage + i);
+      }
+      hn::Store(sum, d, s_.zeros + 16 * g);
+    }
+  }
+  void add_outliers(const TileParts& parts, TileScratch& tile, const float* HWY_RESTRICT weights) {
+    const auto rest = [&](int token, int channel, float missing) {
+      if (channel < head_dim_) add_missing(token, channel, missing, weights);
+    };
+    const int capacity = cache_.sparse_capacity;
+#if KVCC_CPU_I16
+    if (shorts_ && by_token_) {
+      return write_outliers<mma::Tensor::value, true, true>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+    }
+    if (shorts_) {
+      return write_outliers<mma::Tensor::value, true, false>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+    }
+#endif
+    if (by_token_) {
+      return write_outliers<mma::Tensor::value, false, true>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+    }
+    write_outliers<mma::Tensor::value, false, false>(parts, capacity, head_dim_, s_.outliers, tile, rest);
+  }
+  HWY_NOINLINE void add_missing(int token, int channel, float missing, const float* HWY_RESTRICT weights) {
+    for (int g = 0; g < work_.queries; ++g) s_.other[g * head_dim_ + channel] += weights[g * kPage + token] * missing;
+  }
+
+#if KVCC_CPU_I16
+  bool fill_shorts() { return make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_); }
+  void mix_shorts(const int16_t* levels, const float* HWY_RESTRICT weights) {
+    auto* const spread = reinterpret_cast<int16_t*>(s_.spread);
+    const int queries = work_.queries, octets = head_dim_ / 8;
+    alignas(64) float unit[kMaxQueries * 16];
+    for (int g = 0; g < queries; ++g) {
+      const __m512 one =
+          spread_weights(weights + g * kPage, by_token_ ? s_.scale : nullptr, spread + 32 * g, 32 * queries);
+      _mm512_store_ps(unit + 16 * g, _mm512_mul_ps(one, _mm512_set1_ps(level_unit_)));
+    }
+    for (int first = 0; first < queries; first += 4) {
+      const int16_t* from = spread + first * 32;
+      const float* units = unit + first * 16;
+      float* sums = s_.sum + first * 16;
+      switch (queries - first) {
+        case 1:
+          HWY_NAMESPACE::mix_shorts<1>(levels, from, octets, queries, units, sums);
+          break;
+        case 2:
+          HWY_NAMESPACE::mix_shorts<2>(levels, from, octets, queries, units, sums);
+          break;
+        case 3:
+          HWY_NAMESPACE::mix_shorts<3>(levels, from, octets, queries, units, sums);
+          break;
+        default:
+          HWY_NAMESPACE::mix_shorts<4>(levels, from, octets, queries, units, sums);
+          break;
+      }
+    }
+  }
+#endif
+
+  const KvccCache& cache_;
+  const Work& work_;
+  ValueScratch& s_;
+  int head_dim_, bits_;
+  const float* levels_;
+  bool sparse_, by_token_, shorts_ = false;
+  Pages<Tensor> pages_;
+  float level_unit_ = 1;
+  int records_ = 0;  ///< of the last tile
+};
+
+}  // namespace kvcc::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
