@@ -40,9 +40,8 @@ struct AttentionShared {
   static constexpr int kParkedSums = D > 192 ? 8 : kTiles > 1 && D > 96 && Keys::kSparse ? 6 : 0;
   float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
-  alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
-  static constexpr bool kSparse = Keys::kSparse || Values::kSparse;
-  Patch<kSparse ? D : 16> patch[kSparse ? kMmaWarps : 1];  ///< of keys, then of values
+  alignas(16) uint32_t key_word[4], value_word[4];     ///< of the head's tiles in a page, once a column
+  Patches<D, Keys::kSparse || Values::kSparse> patch;  ///< of keys, then of values
 };
 
 /// The fastest choice that every architecture can hold.

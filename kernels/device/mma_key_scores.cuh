@@ -19,7 +19,7 @@ struct KeyScoresShared {
   using Keys = KeyTables<Config, G, kTable, kRelative>;
   Keys keys;
   Work work;
-  Patch<Keys::kSparse ? Config::kHeadDim : 16> patch[Keys::kSparse ? kMmaWarps : 1];
+  Patches<Config::kHeadDim, Keys::kSparse> patch;
 };
 
 /// Warps take whole pages.

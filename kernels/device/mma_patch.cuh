@@ -4,6 +4,8 @@
 // decodes, 128 bits a lane. Nothing is searched, nothing diverges, no two lanes write one number.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/device/mma_common.cuh"
 
 namespace kvcc::device {
@@ -25,6 +27,16 @@ struct Patch {
   }
   static constexpr uint32_t kRun = kSteps * 32u * 8u;  ///< numbers of a run
   KVCC_DEVICE uint16_t& number(uint32_t place) { return reinterpret_cast<uint16_t*>(fragment)[place]; }
+};
+
+/// The patches of a block's warps, one each; little without sparse part.
+struct NoPatch {
+  uint32_t unused;
+};
+template <int D, bool kSparse>
+struct Patches {
+  std::conditional_t<kSparse, Patch<D>, NoPatch> of_warp[kSparse ? kMmaWarps : 1];
+  KVCC_DEVICE auto& operator[](uint32_t warp) { return of_warp[warp]; }
 };
 
 /// A page's records of one head, as a warp walks them.

@@ -34,7 +34,7 @@ struct ValueMixByWarp {
     };
     WarpTotals<G> totals;
     Work work;
-    Patch<Values::kSparse ? D : 16> patch[Values::kSparse ? kMmaWarps : 1];
+    Patches<D, Values::kSparse> patch;
   };
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 

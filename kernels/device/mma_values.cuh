@@ -30,13 +30,13 @@ struct ValueChannels {
   }
 };
 
-/// What a block keeps in shared memory to read values.
-template <class Config, Table kTable>
+/// What a block keeps in shared memory to read values. kByWarp: warps take whole pages.
+template <class Config, Table kTable, bool kByWarp = true>
 struct ValueTables {
   static constexpr int D = Config::kHeadDim;
   static constexpr bool kSparse = kMmaSparse<Config>, kChannel = Config::kAxis == Axis::channel;
   static_assert(D % 16 == 0);
-  static constexpr bool kPatched = kSparse && kChannel;  ///< values are decoded in full
+  static constexpr bool kPatched = kByWarp && kSparse && kChannel;  ///< values are decoded in full
   LevelTable<Config::kBits, kTable> levels;
   ValueChannels<kPatched ? D : 2> channels;
 
