@@ -37,7 +37,7 @@ struct AttentionShared {
   WarpTotals<G> totals;
   /// Where registers do not suffice for keys beside all that is gathered of the values.
   static constexpr bool kPark = D * kTiles > 192 || (Keys::kSparse && D > 80);
-  static constexpr int kParkedSums = D > 192 ? 8 : kTiles > 1 && D > 96 && Keys::kSparse ? 6 : 0;
+  static constexpr int kParkedSums = D > 192 ? 8 : kTiles > 1 && D > 96 && Keys::kSparse ? 7 : 0;
   float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];     ///< of the head's tiles in a page, once a column
@@ -140,7 +140,8 @@ struct AttentionByWarp {
         Shared::kPark && kTiles == 1;  // codes are loaded after the outliers, whose code needs the registers
     if constexpr (!kLate) key_codes.load(key_tile, 0, at.lane);
     uint32_t key_range[8] = {};
-    if constexpr (Key::kAxis == Axis::token) load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
+    if constexpr (Key::kAxis == Axis::token && !Keys::kSparse)
+      load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
     if constexpr (Shared::kPark) warp.mix.template park<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (kLate) key_codes.load(key_tile, 0, at.lane);
@@ -149,7 +150,7 @@ struct AttentionByWarp {
     }
     if constexpr (Keys::kSparse) {
       const auto records = PageRecords::of<Key>(p.key, key_page, head, at.lane);
-      score_patched_page<Key>(score, key_codes, shared.patch[at.warp], p.key, key_page, records, key_tile, key_range,
+      score_patched_page<Key>(score, key_codes, shared.patch[at.warp], p.key, key_page, records, key_tile, slots,
                               warp.query, shared.tables.keys, p.rope, at);
     } else {
       score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);

@@ -29,7 +29,7 @@ KVCC_DEVICE void fill_zero_points(Zeros& zeros, int run, const uint32_t (&range)
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Config>& codes,
                                     Patch<Config::kHeadDim>& zeros, const KvccCache& c, uint8_t* page,
-                                    const PageRecords& records, const uint32_t* tile, const uint32_t (&range)[8],
+                                    const PageRecords& records, const uint32_t* tile, const Slots& slots,
                                     const QueryFragments<Tables::kSteps, kTiles>& query, const Tables& s,
                                     const KvccRope& rope, const Lane& at) {
   using Codes = MmaCodes<Config>;
@@ -41,17 +41,26 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
   constexpr uint32_t kNone = 0xffffffffu;
   uint32_t used = kNone;  // number that the lane's record of the runs before has taken, and its zero-point
   bool many = true;
+  uint32_t range[Zeros::kBands] = {};  // as load_ranges has them, of the patch's tokens
   KVCC_UNROLL
   for (int m = 0; m < kMmaSteps; ++m) {
     const int run = m % Codes::kRuns, patched = m % Zeros::kRuns;
     if (m > 0 && run == 0) codes.load(tile, m / Codes::kRuns, at.lane);
     if (patched == 0) {
       const BandRecords<Zeros::kBands> these(records, 2 * m, at.lane);
+      if constexpr (!Tables::kChannel) {
+        const auto* const from = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page));
+        KVCC_UNROLL
+        for (int band = 0; band < Zeros::kBands; ++band) {
+          const int32_t slot = 16 * m + 8 * band + static_cast<int32_t>(at.row);
+          range[band] = slots.has(slot) ? from[slot] : 0u;
+        }
+      }
       sync_warp();
       if (!Tables::kChannel || many) {
         KVCC_UNROLL
         for (int i = 0; i < Zeros::kRuns; ++i) {
-          const uint32_t both[2] = {range[2 * (m + i)], range[2 * (m + i) + 1]};
+          const uint32_t both[2] = {range[2 * i], range[2 * i + 1]};
           fill_zero_points<Config>(zeros, i, both, s, at);
         }
       } else if (used != kNone) {
@@ -96,7 +105,7 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
         for (int part = 0; part < 4; ++part) {
           const int band = part % 2, second = part / 2;
           const Half2 level = level_pair(s.levels, codes, 2 * run + band, Tables::octet(k, second), lane_at);
-          const Half2 by = Tables::kChannel ? scale.word[k % 2 * 2 + second] : broadcast_low(range[2 * m + band]);
+          const Half2 by = Tables::kChannel ? scale.word[k % 2 * 2 + second] : broadcast_low(range[2 * patched + band]);
           a[part] = fma_half2(level, by, zero.word[part]);
         }
         multiply_step<Config>(score[m], a, turn[i], k < Tables::kTurned, query.b[k]);

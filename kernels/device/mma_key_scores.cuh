@@ -94,14 +94,15 @@ struct KeyScoresByWarp {
     MmaCodes<Config> codes;
     codes.load(tile, 0, at.lane);
     uint32_t range[8] = {};
-    if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, page, slots, at.row, range);
+    if constexpr (Config::kAxis == Axis::token && !Keys::kSparse)
+      load_ranges<Config>(p.cache, page, slots, at.row, range);
     if constexpr (Config::kRope != Rope::none) {
       turn_queries<Config>(warp.query, shared.keys, p.rope, block, at);
     }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
       const auto records = PageRecords::of<Config>(p.cache, page, head, at.lane);
-      score_patched_page<Config>(score, codes, shared.patch[at.warp], p.cache, page, records, tile, range, warp.query,
+      score_patched_page<Config>(score, codes, shared.patch[at.warp], p.cache, page, records, tile, slots, warp.query,
                                  shared.keys, p.rope, at);
     } else {
       score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);

@@ -47,11 +47,9 @@ struct PageRecords {
 
   template <class Config>
   static KVCC_DEVICE PageRecords of(const KvccCache& c, uint8_t* page, int32_t head, uint32_t lane) {
-    // From shuffles: the compiler would otherwise compute the address anew for every run of tokens.
-    const auto at = reinterpret_cast<uintptr_t>(mma_records<Config>(c, page, head) + lane);
-    const uint32_t low = shuffle(static_cast<uint32_t>(at), lane),
-                   high = shuffle(static_cast<uint32_t>(at >> 32), lane);
-    return {reinterpret_cast<const uint32_t*>(static_cast<uintptr_t>(high) << 32 | low),
+    // From a shuffle: the compiler would otherwise compute the address anew for every run of tokens.
+    const auto from = reinterpret_cast<const uint8_t*>(mma_records<Config>(c, page, head) + lane) - page;
+    return {reinterpret_cast<const uint32_t*>(page + shuffle(static_cast<uint32_t>(from), lane)),
             static_cast<uint32_t>(c.sparse_capacity),
             *reinterpret_cast<const Words<4>*>(mma_ends<Config>(c, page, head))};
   }
