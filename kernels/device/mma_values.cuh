@@ -8,6 +8,8 @@
 //   channel axis 1: together below 2^-8 for 128 K tokens
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/device/mma_common.cuh"
 
 namespace kvcc::device {
@@ -30,6 +32,8 @@ struct ValueChannels {
   }
 };
 
+struct NoChannels {};
+
 /// What a block keeps in shared memory to read values. kByWarp: warps take whole pages.
 template <class Config, Table kTable, bool kByWarp = true>
 struct ValueTables {
@@ -38,7 +42,7 @@ struct ValueTables {
   static_assert(D % 16 == 0);
   static constexpr bool kPatched = kByWarp && kSparse && kChannel;  ///< values are decoded in full
   LevelTable<Config::kBits, kTable> levels;
-  ValueChannels<kPatched ? D : 2> channels;
+  std::conditional_t<kPatched, ValueChannels<D>, NoChannels> channels;
 
   /// A barrier must follow.
   KVCC_DEVICE void fill(const KvccCache& c, int32_t head, uint32_t thread) {
