@@ -319,7 +319,8 @@ class Generation {
                           {"reserved_bytes", usage.reserved_bytes},
                           {"compression", compression},
                           {"arithmetic", o_.arithmetic},
-                          {"target", target}});
+                          {"target", target},
+                          {"units", o_.units.empty() ? Json(nullptr) : Json(o_.units)}});
       }
       kvcc::cli::print_json(
           {{"model", o_.model},
@@ -345,7 +346,8 @@ class Generation {
       rows.push_back({"packed cache", kvcc::human_bytes(bytes)});
       rows.push_back({"in fp16", kvcc::human_bytes(usage.fp16_bytes)});
       rows.push_back({"compression", fmt::format("{:.2f}", compression)});
-      rows.push_back({"units", fmt::format("{}, {}", target, o_.arithmetic)});
+      rows.push_back(
+          {"units", fmt::format("{}, {}, {}", o_.units.empty() ? "built in" : o_.units, target, o_.arithmetic)});
     } else {
       rows.push_back({"cache", o_.cache + ", kept in f32"});
     }

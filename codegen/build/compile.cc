@@ -61,13 +61,18 @@ int compilations(const Plan& plan, const CompileOptions& options) {
 
 CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileOptions& options) {
   const Templates templates = read_templates();
-  std::vector<std::string> units;
+  Sources sources;
+  std::vector<std::string>& units = sources.units;
   bool gpu = false, cpu = false;
   for (const KernelSpec& spec : plan.kernels) {
     units.push_back(emit_unit(artifact, spec, templates, options.tool_version));
     (spec.machine == Machine::cpu ? cpu : gpu) = true;
   }
   const std::string table = cpu ? emit_library(artifact, plan, templates, options.tool_version) : "";
+  std::vector<std::string> roots = units;
+  roots.push_back(table);
+  roots.push_back(emit_header(artifact, plan, templates, options.tool_version));
+  sources.headers = header_closure(roots);
   check_folder(options);
 
   CompileResult result;
@@ -87,9 +92,9 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
     manifest.nvcc_version = nvcc.version;
     manifest.cxx_version = cxx.version;
     manifest.highway_version = cxx.highway;
-    if (gpu) jobs = build(plan, units, nvcc, options);
+    if (gpu) jobs = build(plan, sources, nvcc, options);
     if (cpu) {
-      library = build_library(plan, units, {library_unit(artifact), table}, library_file(artifact), cxx, options);
+      library = build_library(plan, sources, {library_unit(artifact), table}, library_file(artifact), cxx, options);
     }
     result.compiled = library.compiled;
     result.cached = library.cached;
@@ -98,10 +103,7 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   std::map<std::string, int> dynamic_shared;
   for (const Job& job : jobs) dynamic_shared.insert(job.result.dynamic_shared.begin(), job.result.dynamic_shared.end());
   const std::string header = emit_header(artifact, plan, templates, options.tool_version, dynamic_shared);
-  std::vector<std::string> roots = units;
-  roots.push_back(header);
-  roots.push_back(table);
-  const std::map<std::string, std::string> headers = header_closure(roots);
+  const std::map<std::string, std::string>& headers = sources.headers;
   std::map<std::string, std::string> files = headers;  // name to content
   files["kvcc_" + identifier(artifact.name) + ".h"] = header;
   for (size_t k = 0; k < units.size(); ++k) files[source_of(plan.kernels[k])] = units[k];

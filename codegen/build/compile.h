@@ -23,6 +23,9 @@ Templates read_templates();
 /// The units' includes and theirs, by include path, from share_folder(); those of Highway are left out. Throws
 /// Error(bad_input) for one that is absent.
 std::map<std::string, std::string> header_closure(const std::vector<std::string>& units);
+/// The same among headers that were read already, `all`. Throws Error(failed) for one that is not there.
+std::map<std::string, std::string> header_closure(const std::string& unit,
+                                                  const std::map<std::string, std::string>& all);
 
 struct CompileOptions {
   std::string folder;              ///< written to

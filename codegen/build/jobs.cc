@@ -43,8 +43,8 @@ void run_jobs(size_t count, int threads, const std::function<void(size_t)>& work
   }
 }
 
-std::vector<Job> build(const Plan& plan, const std::vector<std::string>& units, const Nvcc& nvcc,
-                       const CompileOptions& options) {
+std::vector<Job> build(const Plan& plan, const Sources& sources, const Nvcc& nvcc, const CompileOptions& options) {
+  const std::vector<std::string>& units = sources.units;
   std::vector<Job> ptx, cubins, jobs;
   for (size_t k = 0; k < units.size(); ++k) {
     if (plan.kernels[k].machine != Machine::gpu) continue;
@@ -56,8 +56,8 @@ std::vector<Job> build(const Plan& plan, const std::vector<std::string>& units, 
       ptx.size(), options.threads,
       [&](size_t i) {
         const std::string& unit = units[ptx[i].kernel];
-        ptx[i].result = compile_ptx(nvcc, plan.kernels[ptx[i].kernel].name, unit, header_closure({unit}), ptx[i].arch,
-                                    options.cache_folder);
+        ptx[i].result = compile_ptx(nvcc, plan.kernels[ptx[i].kernel].name, unit, header_closure(unit, sources.headers),
+                                    ptx[i].arch, options.cache_folder);
       },
       options.progress);
   run_jobs(
@@ -76,26 +76,25 @@ std::vector<Job> build(const Plan& plan, const std::vector<std::string>& units, 
   return jobs;
 }
 
-Library build_library(const Plan& plan, const std::vector<std::string>& units,
-                      const std::pair<std::string, std::string>& table, const std::string& file, const Cxx& cxx,
-                      const CompileOptions& options) {
-  std::vector<std::pair<std::string, std::string>> sources = {table};  // name, text
-  for (size_t k = 0; k < units.size(); ++k) {
-    if (plan.kernels[k].machine == Machine::cpu) sources.emplace_back(plan.kernels[k].name, units[k]);
+Library build_library(const Plan& plan, const Sources& sources, const std::pair<std::string, std::string>& table,
+                      const std::string& file, const Cxx& cxx, const CompileOptions& options) {
+  std::vector<std::pair<std::string, std::string>> units = {table};  // name, text
+  for (size_t k = 0; k < sources.units.size(); ++k) {
+    if (plan.kernels[k].machine == Machine::cpu) units.emplace_back(plan.kernels[k].name, sources.units[k]);
   }
-  std::vector<Built> objects(sources.size());
+  std::vector<Built> objects(units.size());
   run_jobs(
-      sources.size(), options.threads,
+      units.size(), options.threads,
       [&](size_t i) {
-        objects[i] = compile_object(cxx, sources[i].first, sources[i].second, header_closure({sources[i].second}),
-                                    options.cache_folder);
+        objects[i] = compile_object(cxx, units[i].first, units[i].second,
+                                    header_closure(units[i].second, sources.headers), options.cache_folder);
       },
       options.progress);
   Library library;
   std::vector<std::pair<std::string, std::string>> named;
   for (size_t i = 0; i < objects.size(); ++i) {
     (objects[i].cached ? library.cached : library.compiled) += 1;
-    named.emplace_back(sources[i].first + ".o", std::move(objects[i].binary));
+    named.emplace_back(units[i].first + ".o", std::move(objects[i].binary));
   }
   run_jobs(
       1, 1,

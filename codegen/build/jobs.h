@@ -24,9 +24,15 @@ struct Job {
   Compiled result;
 };
 
+/// Texts of the sources of a plan's units, and of all headers that these need: what a run works from, so that a change
+/// on the disk meanwhile does not make units of two versions.
+struct Sources {
+  std::vector<std::string> units;
+  std::map<std::string, std::string> headers;
+};
+
 /// Every unit of the GPU to PTX, and that to a cubin for each architecture. By unit: cubins, then the PTX.
-std::vector<Job> build(const Plan& plan, const std::vector<std::string>& units, const Nvcc& nvcc,
-                       const CompileOptions& options);
+std::vector<Job> build(const Plan& plan, const Sources& sources, const Nvcc& nvcc, const CompileOptions& options);
 
 /// What the CPU's units became.
 struct Library {
@@ -37,8 +43,7 @@ struct Library {
 
 /// Every unit of the CPU and `table`, the library's own (text of NAME.cc each), to objects, and those to a library that
 /// is called `file`.
-Library build_library(const Plan& plan, const std::vector<std::string>& units,
-                      const std::pair<std::string, std::string>& table, const std::string& file, const Cxx& cxx,
-                      const CompileOptions& options);
+Library build_library(const Plan& plan, const Sources& sources, const std::pair<std::string, std::string>& table,
+                      const std::string& file, const Cxx& cxx, const CompileOptions& options);
 
 }  // namespace kvcc::codegen

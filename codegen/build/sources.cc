@@ -1,6 +1,7 @@
 // Templates and headers, from the folder of read-only data.
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <regex>
 #include <sstream>
 
@@ -31,15 +32,9 @@ std::string read_shared(const std::string& path) {
   return read_text_file(full);
 }
 
-}  // namespace
-
-Templates read_templates() {
-  Templates templates;
-  for (const std::string& name : template_names()) templates[name] = read_shared("codegen/templates/" + name);
-  return templates;
-}
-
-std::map<std::string, std::string> header_closure(const std::vector<std::string>& units) {
+/// Includes of the units and theirs, by path, each text by read(path).
+std::map<std::string, std::string> closure(const std::vector<std::string>& units,
+                                           const std::function<std::string(const std::string&)>& read) {
   std::map<std::string, std::string> headers;
   std::vector<std::string> pending;
   for (const std::string& unit : units) {
@@ -49,10 +44,31 @@ std::map<std::string, std::string> header_closure(const std::vector<std::string>
     const std::string path = std::move(pending.back());
     pending.pop_back();
     if (headers.contains(path)) continue;
-    headers[path] = read_shared(path);
+    headers[path] = read(path);
     for (std::string& next : includes_of(headers[path])) pending.push_back(std::move(next));
   }
   return headers;
+}
+
+}  // namespace
+
+Templates read_templates() {
+  Templates templates;
+  for (const std::string& name : template_names()) templates[name] = read_shared("codegen/templates/" + name);
+  return templates;
+}
+
+std::map<std::string, std::string> header_closure(const std::vector<std::string>& units) {
+  return closure(units, read_shared);
+}
+
+std::map<std::string, std::string> header_closure(const std::string& unit,
+                                                  const std::map<std::string, std::string>& all) {
+  return closure({unit}, [&](const std::string& path) {
+    const auto found = all.find(path);
+    if (found == all.end()) throw Error(ErrorKind::failed, path, "no such header among those read");
+    return found->second;
+  });
 }
 
 }  // namespace kvcc::codegen

@@ -23,7 +23,7 @@ void DequantiseTile(const Tensor& tensor, const KvccCache& c, const Block& b, in
                     float* out, int64_t stride) {
   const int32_t head = static_cast<int32_t>(b.y), dim = tensor.head_dim();
   const PageParts parts = parts_of(tensor, c, page_of(c, b.z, page), head, kBits);
-  TileScratch scratch;
+  CodeScratch scratch;
   alignas(64) uint8_t rows[KVCC_PAGE_TOKENS * 256];
   TileCodes<kTensor, kBits> tile(static_cast<uint32_t>(dim), scratch);
   const uint32_t first_band = static_cast<uint32_t>(begin) / 8u, bands = (static_cast<uint32_t>(end) + 7u) / 8u;

@@ -41,11 +41,11 @@ struct alignas(64) KeyScratch {
   float extra[kMaxQueries * kPage];                     ///< what outliers add that i16 does not hold
   OutlierTables outliers;
 #if KVCC_CPU_I16
-  int16_t shorts[256];                                        ///< levels
-  int16_t scale16[4 * kMaxHeadDim], zero16[4 * kMaxHeadDim];  ///< [octet, e, second]
-  int16_t cosine16[32 * kMaxHeadDim], sine16[32 * kMaxHeadDim];
-  float scaled[kMaxQueries * kMaxHeadDim];  ///< queries in units of the keys' channels and the scores'
-  float back[kMaxHeadDim];                  ///< what a unit of the key is worth, by channel
+  alignas(64) int16_t shorts[32];                  ///< levels
+  alignas(64) int16_t constants[8 * kMaxHeadDim];  ///< [octet, 2, e, second]: scales, zero-points
+  int16_t turns[64 * kMaxHeadDim];                 ///< [bh, octet, 2, e, second]: cosines, sines
+  float scaled[kMaxQueries * kMaxHeadDim];         ///< queries in units of the keys' channels and the scores'
+  float back[kMaxHeadDim];                         ///< what a unit of the key is worth, by channel
 #endif
 };
 
@@ -69,82 +69,131 @@ HWY_INLINE void store_scores(const float* HWY_RESTRICT sums, float* HWY_RESTRICT
   }
 }
 
-/// f32 scores of queries [first, first + kQueries) for the 16 tokens of bands 2 part and 2 part + 1. Scales are found
-/// by strides, as they go by octet or by token.
+/// Where the f32 kernel finds keys: octets of 32 scales and zero-points; strides are 0 along what they do not go by.
+struct FloatKeys {
+  const float *levels, *scale, *zero, *cosine, *sine, *query;
+  ptrdiff_t octets, rotary, queries, by_octet, by_second, by_slots;
+};
+
+/// Sums of four tokens' runs (two bands of two halves), kLanes of their 16 elements.
 template <int kQueries>
-HWY_INLINE void score_part(const KeyShape& shape, const KeyScratch& s, const float* HWY_RESTRICT levels, int part,
-                           int first, float* HWY_RESTRICT scores) {
-  const DF d;
-  const int octets = shape.octets, by_octet = shape.by_token ? 0 : 32, by_second = shape.by_token ? 0 : 16;
-  const int by_token = shape.by_token ? 16 : 0;
-  HWY_ALIGN float sums[kQueries][64];
-  for (int v = 0; v < 16; v += kLanes) {
-    VF sum[kQueries][4];
+struct FloatSums {
+  VF sum[4][kQueries];
+
+  HWY_INLINE FloatSums() {}  // the implicit one would not be of the target (NEON)
+  HWY_INLINE void clear() {
     KVCC_CPU_UNROLL
-    for (int g = 0; g < kQueries; ++g) {
+    for (int x = 0; x < 4; ++x) {
       KVCC_CPU_UNROLL
-      for (int x = 0; x < 4; ++x) sum[g][x] = hn::Zero(d);
-    }
-    const auto key = [&](int octet, int second, int x) HWY_ATTR {
-      const int bh = 4 * part + x, at = octet * by_octet + second * by_second + bh * by_token + v;
-      const float* from = levels + ((bh / 2) * octets + octet) * 64 + bh % 2 * 32 + second * 16 + v;
-      return hn::MulAdd(hn::Load(d, from), hn::Load(d, s.scale + at), hn::Load(d, s.zero + at));
-    };
-    const auto add = [&](int octet, int second, int x, VF k) HWY_ATTR {
-      const float* q = s.spread + ((octet * 2 + second) * shape.queries + first) * 16 + v;
-      KVCC_CPU_UNROLL
-      for (int g = 0; g < kQueries; ++g) sum[g][x] = hn::MulAdd(k, hn::Load(d, q + 16 * g), sum[g][x]);
-    };
-    int octet = 0;
-    if (shape.rope == KVCC_ROPE_HALF) {
-      const int half = shape.rotary / 16;
-      for (int u = 0; u < half; ++u) {
-        KVCC_CPU_UNROLL
-        for (int second = 0; second < 2; ++second) {
-          KVCC_CPU_UNROLL
-          for (int x = 0; x < 4; ++x) {
-            const int at = (((4 * part + x) * half + u) * 2 + second) * 16 + v;
-            const VF a = key(u, second, x), b = key(u + half, second, x);
-            const VF c = hn::Load(d, s.cosine + at), sn = hn::Load(d, s.sine + at);
-            add(u, second, x, rotated_first(a, b, c, sn));
-            add(u + half, second, x, rotated_second(a, b, c, sn));
-          }
-        }
-      }
-      octet = 2 * half;
-    } else if (shape.rope == KVCC_ROPE_INTERLEAVED) {
-      for (; octet < shape.rotary / 8; ++octet) {
-        KVCC_CPU_UNROLL
-        for (int x = 0; x < 4; ++x) {
-          const int at = ((4 * part + x) * (shape.rotary / 8) + octet) * 16 + v;
-          const VF a = key(octet, 0, x), b = key(octet, 1, x);
-          const VF c = hn::Load(d, s.cosine + at), sn = hn::Load(d, s.sine + at);
-          add(octet, 0, x, rotated_first(a, b, c, sn));
-          add(octet, 1, x, rotated_second(a, b, c, sn));
-        }
-      }
-    }
-    for (; octet < octets; ++octet) {
-      KVCC_CPU_UNROLL
-      for (int second = 0; second < 2; ++second) {
-        KVCC_CPU_UNROLL
-        for (int x = 0; x < 4; ++x) add(octet, second, x, key(octet, second, x));
-      }
-    }
-    KVCC_CPU_UNROLL
-    for (int g = 0; g < kQueries; ++g) {
-      KVCC_CPU_UNROLL
-      for (int x = 0; x < 4; ++x) hn::Store(sum[g][x], d, sums[g] + 16 * x + v);
+      for (int g = 0; g < kQueries; ++g) sum[x][g] = hn::Zero(DF());
     }
   }
-  KVCC_CPU_UNROLL
-  for (int g = 0; g < kQueries; ++g) store_scores(sums[g], scores + (first + g) * kPage + 16 * part);
+  HWY_INLINE void add(int x, VF key, const float* HWY_RESTRICT query) {
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) sum[x][g] = hn::MulAdd(key, hn::Load(DF(), query + 16 * g), sum[x][g]);
+  }
+};
+
+HWY_INLINE VF float_key(const float* level, const float* scale, const float* zero) {
+  const DF d;
+  return hn::MulAdd(hn::Load(d, level), hn::Load(d, scale), hn::Load(d, zero));
 }
 
-template <int kQueries>
-HWY_NOINLINE void score_floats(const KeyShape& shape, const KeyScratch& s, const float* levels, int first,
-                               float* HWY_RESTRICT scores) {
-  for (int part = 0; part < 4; ++part) score_part<kQueries>(shape, s, levels, part, first, scores);
+/// f32 scores [64] of kQueries queries from `first` on.
+template <int kQueries, bool kHalves>
+HWY_NOINLINE void score_floats(const FloatKeys& k, int first, float* HWY_RESTRICT scores) {
+  const DF d;
+  const ptrdiff_t band = k.octets * 64, half = k.rotary / 16, turns = kHalves ? 2 * half : k.rotary / 8;
+  const ptrdiff_t q_second = k.queries * 16, q_octet = 2 * q_second;
+  HWY_ALIGN float sums[kQueries][64];
+  for (int part = 0; part < 4; ++part) {
+    for (int v = 0; v < 16; v += kLanes) {
+      FloatSums<kQueries> s;
+      s.clear();
+      const float* HWY_RESTRICT level = k.levels + 2 * part * band + v;
+      const float* HWY_RESTRICT scale = k.scale + 4 * part * k.by_slots + v;
+      const float* HWY_RESTRICT zero = k.zero + 4 * part * k.by_slots + v;
+      const float* HWY_RESTRICT query = k.query + first * 16 + v;
+      const float* HWY_RESTRICT cosine = k.cosine + 4 * part * turns * 16 + v;
+      const float* HWY_RESTRICT sine = k.sine + 4 * part * turns * 16 + v;
+      ptrdiff_t octet = 0;
+      if constexpr (kHalves) {
+        for (ptrdiff_t u = 0; u < half; ++u) {
+          KVCC_CPU_UNROLL
+          for (int second = 0; second < 2; ++second) {
+            const ptrdiff_t at = second * k.by_second, far = half * k.by_octet;
+            KVCC_CPU_UNROLL
+            for (int x = 0; x < 4; ++x) {
+              const float* from = level + x / 2 * band + x % 2 * 32 + second * 16;
+              const VF a = float_key(from, scale + at + x * k.by_slots, zero + at + x * k.by_slots);
+              const VF b =
+                  float_key(from + half * 64, scale + at + far + x * k.by_slots, zero + at + far + x * k.by_slots);
+              const VF c = hn::Load(d, cosine + x * turns * 16 + second * 16);
+              const VF n = hn::Load(d, sine + x * turns * 16 + second * 16);
+              s.add(x, rotated_first(a, b, c, n), query + second * q_second);
+              s.add(x, rotated_second(a, b, c, n), query + second * q_second + half * q_octet);
+            }
+          }
+          level += 64, scale += k.by_octet, zero += k.by_octet, query += q_octet, cosine += 32, sine += 32;
+        }
+        octet = 2 * half;
+        level += half * 64, scale += half * k.by_octet, zero += half * k.by_octet, query += half * q_octet;
+      } else {
+        for (; octet < turns; ++octet) {
+          KVCC_CPU_UNROLL
+          for (int x = 0; x < 4; ++x) {
+            const float* from = level + x / 2 * band + x % 2 * 32;
+            const VF a = float_key(from, scale + x * k.by_slots, zero + x * k.by_slots);
+            const VF b =
+                float_key(from + 16, scale + k.by_second + x * k.by_slots, zero + k.by_second + x * k.by_slots);
+            const VF c = hn::Load(d, cosine + x * turns * 16), n = hn::Load(d, sine + x * turns * 16);
+            s.add(x, rotated_first(a, b, c, n), query);
+            s.add(x, rotated_second(a, b, c, n), query + q_second);
+          }
+          level += 64, scale += k.by_octet, zero += k.by_octet, query += q_octet, cosine += 16, sine += 16;
+        }
+      }
+      for (; octet < k.octets; ++octet) {
+        KVCC_CPU_UNROLL
+        for (int second = 0; second < 2; ++second) {
+          const ptrdiff_t at = second * k.by_second;
+          KVCC_CPU_UNROLL
+          for (int x = 0; x < 4; ++x) {
+            const float* from = level + x / 2 * band + x % 2 * 32 + second * 16;
+            s.add(x, float_key(from, scale + at + x * k.by_slots, zero + at + x * k.by_slots),
+                  query + second * q_second);
+          }
+        }
+        level += 64, scale += k.by_octet, zero += k.by_octet, query += q_octet;
+      }
+      KVCC_CPU_UNROLL
+      for (int g = 0; g < kQueries; ++g) {
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) hn::Store(s.sum[x][g], d, sums[g] + 16 * x + v);
+      }
+    }
+    for (int g = 0; g < kQueries; ++g) store_scores(sums[g], scores + g * kPage + 16 * part);
+  }
+}
+template <bool kHalves>
+HWY_INLINE void score_floats_all(const FloatKeys& k, float* scores) {
+  for (int first = 0; first < k.queries; first += 4) {
+    float* to = scores + first * kPage;
+    switch (k.queries - first) {
+      case 1:
+        score_floats<1, kHalves>(k, first, to);
+        break;
+      case 2:
+        score_floats<2, kHalves>(k, first, to);
+        break;
+      case 3:
+        score_floats<3, kHalves>(k, first, to);
+        break;
+      default:
+        score_floats<4, kHalves>(k, first, to);
+        break;
+    }
+  }
 }
 
 /// Tiles of one head's keys, against the queries of a block.
@@ -193,26 +242,19 @@ class Keys {
     }
   }
 
-  /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
-  void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores) {
+  /// Codes of page i into the scratch; the job, if any, is to be done before the page is scored.
+  DecodeJob begin_page(int32_t i, TileScratch& tile) {
+#if KVCC_CPU_I16
+    if (shorts_) return decode(bits_, pages_.at(i).codes, shape_.head_dim, levels_, s_.shorts, tile);
+#endif
+    return decode(bits_, pages_.at(i).codes, shape_.head_dim, levels_, nullptr, tile);
+  }
+  /// Scores [queries, 64] of page i, which is begun and decoded; those of slots that are not visible are unspecified.
+  /// Does `next`, of another tile, by the way.
+  void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores, const DecodeJob& next = {}) {
     const TileParts parts = pages_.at(i);
-    const int32_t block = i + cache_.sink / KVCC_ROPE_BLOCK;
-    block_ = block;
-#if KVCC_CPU_I16
-    if (shorts_) {
-      if (shape_.rotary > 0) turn_short_queries(block);
-    } else {
-      turn_and_spread(block);
-    }
-#else
-    turn_and_spread(block);
-#endif
+    block_ = i + cache_.sink / KVCC_ROPE_BLOCK;
     if (shape_.by_token) fill_token_scales(parts, work_.context.slots(i));
-#if KVCC_CPU_I16
-    decode(bits_, parts.codes, shape_.head_dim, levels_, shorts_ ? s_.shorts : nullptr, tile);
-#else
-    decode(bits_, parts.codes, shape_.head_dim, levels_, nullptr, tile);
-#endif
     bool extra = false;
     if (sparse_) {
       records_ = parts.ends[mma::kClasses - 1];
@@ -220,7 +262,8 @@ class Keys {
     }
 #if KVCC_CPU_I16
     if (shorts_) {
-      score_shorts(tile.shorts, scores);
+      if (shape_.rotary > 0) turn_short_queries(block_);
+      score_shorts(tile.shorts, scores, next);
       if (extra) [[unlikely]] {
         for (int j = 0; j < work_.queries * kPage; ++j) scores[j] += s_.extra[j];
       }
@@ -228,22 +271,14 @@ class Keys {
     }
 #endif
     (void)extra;
-    for (int first = 0; first < work_.queries; first += 4) {
-      switch (work_.queries - first) {
-        case 1:
-          score_floats<1>(shape_, s_, tile.floats, first, scores);
-          break;
-        case 2:
-          score_floats<2>(shape_, s_, tile.floats, first, scores);
-          break;
-        case 3:
-          score_floats<3>(shape_, s_, tile.floats, first, scores);
-          break;
-        default:
-          score_floats<4>(shape_, s_, tile.floats, first, scores);
-          break;
-      }
-    }
+    decode_rest(next);
+    turn_and_spread(block_);
+    const bool by_token = shape_.by_token;
+    const FloatKeys k{tile.floats,    s_.scale,          s_.zero,           s_.cosine,
+                      s_.sine,        s_.spread,         shape_.octets,     shape_.rotary,
+                      shape_.queries, by_token ? 0 : 32, by_token ? 0 : 16, by_token ? 16 : 0};
+    if (shape_.rope == KVCC_ROPE_HALF) return score_floats_all<true>(k, scores);
+    score_floats_all<false>(k, scores);
   }
 
   /// Asks for page i, where the block has it. Inlined, as GCC takes a call of what only prefetches for one of nothing.
@@ -434,12 +469,12 @@ class Keys {
       zero[c] = zero_of(c) * inverse;
       s_.back[c] = (c < 2 * half ? 32768.0f / 32767.0f : 1.0f) / inverse;
     }
-    spread_shorts(scale, d, s_.scale16, 32);
-    spread_shorts(zero, d, s_.zero16, 32);
+    spread_shorts(scale, d, s_.constants, 64);
+    spread_shorts(zero, d, s_.constants + 32, 64);
     if (half > 0) {
       const ptrdiff_t first = ptrdiff_t{cache_.sink % KVCC_ROPE_BLOCK} * half;
-      fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.cosine16);
-      fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.sine16);
+      fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.turns);
+      fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.turns + 32);
     }
     prepare_short_queries(work_.page + cache_.sink / KVCC_ROPE_BLOCK);
     return true;
@@ -472,28 +507,10 @@ class Keys {
                   shape_.rope == KVCC_ROPE_INTERLEAVED, to + 32 * g, 32 * work_.queries);
     }
   }
-  void score_shorts(const int16_t* levels, float* scores) const {
-    const ShortKeys k{
-        levels,        s_.scale16,    s_.zero16,   s_.cosine16,  s_.sine16, reinterpret_cast<const int16_t*>(s_.spread),
-        shape_.octets, shape_.rotary, shape_.rope, work_.queries};
-    for (int first = 0; first < work_.queries; first += 4) {
-      const float* unit = score_unit_ + first;
-      float* to = scores + first * kPage;
-      switch (work_.queries - first) {
-        case 1:
-          HWY_NAMESPACE::score_shorts<1>(k, first, unit, to);
-          break;
-        case 2:
-          HWY_NAMESPACE::score_shorts<2>(k, first, unit, to);
-          break;
-        case 3:
-          HWY_NAMESPACE::score_shorts<3>(k, first, unit, to);
-          break;
-        default:
-          HWY_NAMESPACE::score_shorts<4>(k, first, unit, to);
-          break;
-      }
-    }
+  void score_shorts(const int16_t* levels, float* scores, const DecodeJob& next) const {
+    const ShortKeys k{levels,        s_.constants,  s_.turns,    reinterpret_cast<const int16_t*>(s_.spread),
+                      shape_.octets, shape_.rotary, shape_.rope, work_.queries};
+    score_shorts_all(k, score_unit_, scores, next);
   }
 #endif
 

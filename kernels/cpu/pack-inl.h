@@ -197,7 +197,7 @@ class TilePacker {
   int64_t token_;  ///< of x, over all sequences, of the page's first slot
   PageParts parts_;
   int64_t tile_number_;  ///< of `needed`
-  TileScratch scratch_;
+  CodeScratch scratch_;
   OutlierBits outliers_[KVCC_PAGE_TOKENS];  ///< of the new tokens
   alignas(64) uint8_t rows_[KVCC_PAGE_TOKENS * 256];
 };

@@ -170,8 +170,6 @@ TokenRange SelectRow(const Tensor& tensor, int32_t dtype, const KvccPackParams& 
     OrderKeys(Floats(dtype, p.x, token * count + i, dim, scratch), dim, keys + i);
   }
   Extremes ends = KeyExtremes(keys, count);
-  constexpr int32_t kInfinity = 0x7f800000;  // as a key; NaNs lie beyond
-  if (ends.greatest >= kInfinity || ends.least <= ~kInfinity) raise_status(p.status, KVCC_STATUS_RANGE);
   const uint32_t tail = sparse ? static_cast<uint32_t>(p.cache.tail) : 0u;
   if (tail > 0) {
     const Tails tails = FindTails(keys, count, tail, ends.least, ends.greatest);

@@ -21,14 +21,7 @@ namespace kvcc::cpu::HWY_NAMESPACE {
 /// A lane's products sum up to less than 2^31 where its factors sum up to this.
 constexpr float kMostFactors = 65400.0f;
 
-/// sum += a0 b0 + a1 b1 in every 32-bit lane. GCC gives the intrinsic only to functions whose target names AVX512_VNNI,
-/// which Highway's, having it, does not.
-HWY_INLINE __m512i add_products(__m512i sum, __m512i a, __m512i b) {
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
-  return sum;
-}
-
-/// 16-bit levels of one head and their unit; false where they have none.
+/// 16-bit levels of one head, repeated to 32, and their unit; false where they have none.
 HWY_INLINE bool make_shorts(const float* levels, int bits, bool outliers, int16_t* to, float& unit) {
   float most = 0;
   for (int i = 0; i < 1 << bits; ++i) {
@@ -36,104 +29,8 @@ HWY_INLINE bool make_shorts(const float* levels, int bits, bool outliers, int16_
     most = std::max(most, std::fabs(levels[i]));
   }
   unit = most > 1e-30f ? most / (outliers ? 8191.0f : 32767.0f) : 1.0f;
-  for (int i = 0; i < 1 << bits; ++i) to[i] = static_cast<int16_t>(std::lrintf(levels[i] / unit));
+  for (int i = 0; i < 32; ++i) to[i] = static_cast<int16_t>(std::lrintf(levels[i % (1 << bits)] / unit));
   return true;
-}
-
-/// Sums over t of four vectors of 16 lanes: 16 tokens.
-HWY_INLINE __m512 sum_lanes(__m512i a, __m512i b, __m512i c, __m512i d) {
-  const __m512 fa = _mm512_cvtepi32_ps(a), fb = _mm512_cvtepi32_ps(b);
-  const __m512 fc = _mm512_cvtepi32_ps(c), fd = _mm512_cvtepi32_ps(d);
-  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(fa, fb, 0x44), _mm512_shuffle_f32x4(fa, fb, 0xee));
-  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(fc, fd, 0x44), _mm512_shuffle_f32x4(fc, fd, 0xee));
-  return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
-}
-
-/// Constants of a head's keys and of a block's queries. Octets of 32 numbers, [e, second].
-struct ShortKeys {
-  const int16_t *levels, *scale, *zero, *cosine, *sine, *query;
-  int octets, rotary, rope, queries;
-};
-
-template <int kQueries>
-struct ShortSums {
-  __m512i sum[4][kQueries];
-
-  HWY_INLINE void add(int x, __m512i key, const int16_t* HWY_RESTRICT query) {
-    KVCC_CPU_UNROLL
-    for (int g = 0; g < kQueries; ++g) {
-      sum[x][g] = add_products(sum[x][g], key, _mm512_load_si512(query + g * 32));
-    }
-  }
-};
-
-HWY_INLINE __m512i short_key(const int16_t* HWY_RESTRICT level, __m512i scale, __m512i zero) {
-  return _mm512_add_epi16(_mm512_mulhrs_epi16(_mm512_load_si512(level), scale), zero);
-}
-
-/// Scores [64] of kQueries queries, in units of `unit`.
-template <int kQueries>
-HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit, float* HWY_RESTRICT scores) {
-  const ptrdiff_t band = k.octets * 64, by_octet = k.queries * 32;
-  const ptrdiff_t half = k.rotary / 16, turns = k.rope == KVCC_ROPE_HALF ? half : k.rotary / 8;
-  const ptrdiff_t octets = k.octets;
-  const bool halves = k.rope == KVCC_ROPE_HALF, pairs = k.rope == KVCC_ROPE_INTERLEAVED;
-  for (int part = 0; part < 4; ++part) {
-    ShortSums<kQueries> s;
-    KVCC_CPU_UNROLL
-    for (int x = 0; x < 4; ++x) {
-      KVCC_CPU_UNROLL
-      for (int g = 0; g < kQueries; ++g) s.sum[x][g] = _mm512_setzero_si512();
-    }
-    const int16_t* HWY_RESTRICT level = k.levels + 2 * part * band;
-    const int16_t* HWY_RESTRICT scale = k.scale;
-    const int16_t* HWY_RESTRICT zero = k.zero;
-    const int16_t* HWY_RESTRICT query = k.query + first * 32;
-    const int16_t* HWY_RESTRICT cosine = k.cosine + 4 * part * turns * 32;
-    const int16_t* HWY_RESTRICT sine = k.sine + 4 * part * turns * 32;
-    ptrdiff_t octet = 0;
-    if (halves) {
-      for (ptrdiff_t u = 0; u < half; ++u) {
-        const __m512i sa = _mm512_load_si512(scale), za = _mm512_load_si512(zero);
-        const __m512i sb = _mm512_load_si512(scale + half * 32), zb = _mm512_load_si512(zero + half * 32);
-        KVCC_CPU_UNROLL
-        for (int x = 0; x < 4; ++x) {
-          const int16_t* from = level + x / 2 * band + x % 2 * 32;
-          const __m512i a = short_key(from, sa, za), b = short_key(from + half * 64, sb, zb);
-          const __m512i c = _mm512_load_si512(cosine + x * turns * 32), n = _mm512_load_si512(sine + x * turns * 32);
-          const __m512i turned_a = _mm512_sub_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n));
-          const __m512i turned_b = _mm512_add_epi16(_mm512_mulhrs_epi16(b, c), _mm512_mulhrs_epi16(a, n));
-          s.add(x, turned_a, query);
-          s.add(x, turned_b, query + half * by_octet);
-        }
-        level += 64, scale += 32, zero += 32, query += by_octet, cosine += 32, sine += 32;
-      }
-      octet = 2 * half;
-      level += half * 64, scale += half * 32, zero += half * 32, query += half * by_octet;
-    } else if (pairs) {
-      for (; octet < turns; ++octet) {
-        const __m512i sa = _mm512_load_si512(scale), za = _mm512_load_si512(zero);
-        KVCC_CPU_UNROLL
-        for (int x = 0; x < 4; ++x) {
-          const __m512i a = short_key(level + x / 2 * band + x % 2 * 32, sa, za);
-          const __m512i c = _mm512_load_si512(cosine + x * turns * 32), n = _mm512_load_si512(sine + x * turns * 32);
-          s.add(x, _mm512_add_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(_mm512_rol_epi32(a, 16), n)), query);
-        }
-        level += 64, scale += 32, zero += 32, query += by_octet, cosine += 32, sine += 32;
-      }
-    }
-    for (; octet < octets; ++octet) {
-      const __m512i sa = _mm512_load_si512(scale), za = _mm512_load_si512(zero);
-      KVCC_CPU_UNROLL
-      for (int x = 0; x < 4; ++x) s.add(x, short_key(level + x / 2 * band + x % 2 * 32, sa, za), query);
-      level += 64, scale += 32, zero += 32, query += by_octet;
-    }
-    KVCC_CPU_UNROLL
-    for (int g = 0; g < kQueries; ++g) {
-      const __m512 tokens = sum_lanes(s.sum[0][g], s.sum[1][g], s.sum[2][g], s.sum[3][g]);
-      _mm512_storeu_ps(scores + g * kPage + 16 * part, _mm512_mul_ps(tokens, _mm512_set1_ps(unit[g])));
-    }
-  }
 }
 
 /// Four rows of 16-bit pairs to [e, second]: lane t of row g to 4 t + g.
@@ -154,7 +51,7 @@ HWY_INLINE void fill_short_turns(const float* rows, int half, bool pairs, float 
   for (int bh = 0; bh < 16; ++bh) {
     const float* from = rows + static_cast<ptrdiff_t>(4 * bh) * half;
     if (!pairs) {
-      for (int i = 0; i < half; i += 8, to += 32) {
+      for (int i = 0; i < half; i += 8, to += 64) {
         __m128i row[4];
         KVCC_CPU_UNROLL
         for (int g = 0; g < 4; ++g) {
@@ -165,7 +62,7 @@ HWY_INLINE void fill_short_turns(const float* rows, int half, bool pairs, float 
       }
     } else {
       const __m128 first = _mm_set1_ps(32767.0f * low), second = _mm_set1_ps(32767.0f);
-      for (int i = 0; i < half; i += 4, to += 32) {
+      for (int i = 0; i < half; i += 4, to += 64) {
         __m128i row[4];
         KVCC_CPU_UNROLL
         for (int g = 0; g < 4; ++g) {
@@ -274,10 +171,153 @@ HWY_INLINE __m512 spread_weights(const float* HWY_RESTRICT weights, const float*
   return unit;
 }
 
-/// Adds a tile to the sums of kQueries queries, [octet, half, query, e]. weights [band, query, 32], unit [query, 16].
+// Highway's target has AVX512_VNNI, but does not name it to the compiler. Functions from here to pop_options are not to
+// be inlined.
+#if HWY_COMPILER_GCC_ACTUAL
+#pragma GCC push_options
+#pragma GCC target("avx512vnni")
+#endif
+
+/// sum += a0 b0 + a1 b1 in every 32-bit lane.
+HWY_INLINE __m512i add_products(__m512i sum, __m512i a, __m512i b) {
+#if HWY_COMPILER_GCC_ACTUAL
+  return _mm512_dpwssd_epi32(sum, a, b);
+#else
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  return sum;
+#endif
+}
+
+/// Sums over t of four vectors of 16 lanes: 16 tokens.
+HWY_INLINE __m512 sum_lanes(__m512i a, __m512i b, __m512i c, __m512i d) {
+  const __m512 fa = _mm512_cvtepi32_ps(a), fb = _mm512_cvtepi32_ps(b);
+  const __m512 fc = _mm512_cvtepi32_ps(c), fd = _mm512_cvtepi32_ps(d);
+  const __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(fa, fb, 0x44), _mm512_shuffle_f32x4(fa, fb, 0xee));
+  const __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(fc, fd, 0x44), _mm512_shuffle_f32x4(fc, fd, 0xee));
+  return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+
+/// Constants of a head's keys and of a block's queries. Octets of 32 numbers, [e, second].
+struct ShortKeys {
+  const int16_t* levels;
+  const int16_t* constants;  ///< [octet, 2, 32]: scales, zero-points
+  const int16_t* turns;  ///< [bh, octet, 2, 32]: cosines, sines; side by side, as loads 4 KiB apart hinder each other
+  const int16_t* query;
+  int octets, rotary, rope, queries;
+};
+
+/// Loads once: left alone, GCC would load again at every use.
+HWY_INLINE __m512i load_once(const int16_t* HWY_RESTRICT from) {
+  __m512i x = _mm512_load_si512(from);
+  asm("" : "+v"(x));
+  return x;
+}
+
 template <int kQueries>
+struct ShortSums {
+  __m512i sum[4][kQueries];
+
+  HWY_INLINE void add(int x, __m512i key, const int16_t* HWY_RESTRICT query) {
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      sum[x][g] = add_products(sum[x][g], key, _mm512_load_si512(query + g * 32));
+    }
+  }
+};
+
+HWY_INLINE __m512i short_key(const int16_t* HWY_RESTRICT level, __m512i scale, __m512i zero) {
+  return _mm512_add_epi16(_mm512_mulhrs_epi16(_mm512_load_si512(level), scale), zero);
+}
+
+/// Scores [64] of kQueries queries, in units of `unit`; decodes what the job asks for by the way.
+template <int kQueries, int kNext, bool kHalves>
+HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit, float* HWY_RESTRICT scores,
+                               const DecodeJob& job) {
+  ShortDecoder<kNext> next(job);
+  const ptrdiff_t band = k.octets * 64, by_octet = k.queries * 32;
+  const ptrdiff_t half = k.rotary / 16, turns = kHalves ? half : k.rotary / 8;
+  for (int part = 0; part < 4; ++part) {
+    ShortSums<kQueries> s;
+    KVCC_CPU_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      KVCC_CPU_UNROLL
+      for (int g = 0; g < kQueries; ++g) s.sum[x][g] = _mm512_setzero_si512();
+    }
+    const int16_t* HWY_RESTRICT level = k.levels + 2 * part * band;
+    const int16_t* HWY_RESTRICT constant = k.constants;
+    const int16_t* HWY_RESTRICT query = k.query + first * 32;
+    const int16_t* HWY_RESTRICT turn = k.turns + 4 * part * turns * 64;
+    ptrdiff_t octet = 0;
+    if constexpr (kHalves) {
+      // Measured on Zen 5: about one load of 64 bytes a cycle from more than 4 KiB, so loads are what this loop waits
+      // for.
+      constexpr int kHeld = kQueries <= 3 ? kQueries : 1;  // of the second half's queries; registers end there
+      for (ptrdiff_t u = 0; u < half; ++u) {
+        const __m512i sa = load_once(constant), za = load_once(constant + 32);
+        const __m512i sb = load_once(constant + half * 64), zb = load_once(constant + half * 64 + 32);
+        __m512i qa[kQueries], qb[kHeld];
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < kQueries; ++g) qa[g] = load_once(query + g * 32);
+        KVCC_CPU_UNROLL
+        for (int g = 0; g < kHeld; ++g) qb[g] = load_once(query + half * by_octet + g * 32);
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          const int16_t* from = level + x / 2 * band + x % 2 * 32;
+          const __m512i a = short_key(from, sa, za), b = short_key(from + half * 64, sb, zb);
+          const __m512i c = load_once(turn + x * turns * 64), n = load_once(turn + x * turns * 64 + 32);
+          const __m512i first_key = _mm512_sub_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n));
+          const __m512i second_key = _mm512_add_epi16(_mm512_mulhrs_epi16(b, c), _mm512_mulhrs_epi16(a, n));
+          KVCC_CPU_UNROLL
+          for (int g = 0; g < kQueries; ++g) {
+            const __m512i q = g < kHeld ? qb[g] : _mm512_load_si512(query + half * by_octet + g * 32);
+            s.sum[x][g] = add_products(add_products(s.sum[x][g], first_key, qa[g]), second_key, q);
+          }
+        }
+        next.step();
+        level += 64, constant += 64, query += by_octet, turn += 64;
+      }
+      octet = 2 * half;
+      level += half * 64, constant += half * 64, query += half * by_octet;
+    } else {
+      for (; octet < turns; octet += 2) {
+        KVCC_CPU_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const __m512i sa = _mm512_load_si512(constant), za = _mm512_load_si512(constant + 32);
+          KVCC_CPU_UNROLL
+          for (int x = 0; x < 4; ++x) {
+            const __m512i a = short_key(level + x / 2 * band + x % 2 * 32, sa, za), b = _mm512_rol_epi32(a, 16);
+            const __m512i c = load_once(turn + x * turns * 64), n = load_once(turn + x * turns * 64 + 32);
+            s.add(x, _mm512_add_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n)), query);
+          }
+          level += 64, constant += 64, query += by_octet, turn += 64;
+        }
+        next.step();
+      }
+    }
+    for (; octet < k.octets; octet += 2) {
+      KVCC_CPU_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const __m512i sa = _mm512_load_si512(constant), za = _mm512_load_si512(constant + 32);
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) s.add(x, short_key(level + x / 2 * band + x % 2 * 32, sa, za), query);
+        level += 64, constant += 64, query += by_octet;
+      }
+      next.step();
+    }
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      const __m512 tokens = sum_lanes(s.sum[0][g], s.sum[1][g], s.sum[2][g], s.sum[3][g]);
+      _mm512_storeu_ps(scores + g * kPage + 16 * part, _mm512_mul_ps(tokens, _mm512_set1_ps(unit[g])));
+    }
+  }
+}
+
+/// Adds a tile to the sums of kQueries queries, [octet, half, query, e]. weights [band, query, 32], unit [query, 16].
+template <int kQueries, int kNext>
 HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* HWY_RESTRICT weights, int octets,
-                             int queries, const float* HWY_RESTRICT unit, float* HWY_RESTRICT sums) {
+                             int queries, const float* HWY_RESTRICT unit, float* HWY_RESTRICT sums,
+                             const DecodeJob& job) {
+  ShortDecoder<kNext> next(job);
   const ptrdiff_t band = octets * 64, by_half = queries * 16, by_band = queries * 32;
   __m512 units[kQueries];
   KVCC_CPU_UNROLL
@@ -291,9 +331,13 @@ HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* 
     }
     const int16_t* HWY_RESTRICT level = levels;
     const int16_t* HWY_RESTRICT weight = weights;
-    for (int i = 0; i < 8; ++i, level += band, weight += by_band) {
+    for (int i = 0; i < 8; i += 2) {
       KVCC_CPU_UNROLL
-      for (int x = 0; x < 4; ++x) s.add(x, _mm512_load_si512(level + 32 * x), weight);
+      for (int j = 0; j < 2; ++j, level += band, weight += by_band) {
+        KVCC_CPU_UNROLL
+        for (int x = 0; x < 4; ++x) s.add(x, _mm512_load_si512(level + 32 * x), weight);
+      }
+      next.step();
     }
     KVCC_CPU_UNROLL
     for (int x = 0; x < 4; ++x) {
@@ -303,6 +347,122 @@ HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* 
         _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_cvtepi32_ps(s.sum[x][g]), units[g], _mm512_load_ps(to)));
       }
     }
+  }
+}
+
+#if HWY_COMPILER_GCC_ACTUAL
+#pragma GCC pop_options
+#endif
+
+/// The two above for any number of queries and any job.
+template <int kNext, bool kHalves>
+HWY_INLINE void score_shorts_next(const ShortKeys& k, const float* unit, float* scores, const DecodeJob& job) {
+  switch (k.queries) {
+    case 1:
+      score_shorts<1, kNext, kHalves>(k, 0, unit, scores, job);
+      break;
+    case 2:
+      score_shorts<2, kNext, kHalves>(k, 0, unit, scores, job);
+      break;
+    case 3:
+      score_shorts<3, kNext, kHalves>(k, 0, unit, scores, job);
+      break;
+    default:
+      score_shorts<4, kNext, kHalves>(k, 0, unit, scores, job);
+      break;
+  }
+  for (int first = 4; first < k.queries; first += 4) {
+    float* to = scores + first * kPage;
+    switch (k.queries - first) {
+      case 1:
+        score_shorts<1, 0, kHalves>(k, first, unit + first, to, job);
+        break;
+      case 2:
+        score_shorts<2, 0, kHalves>(k, first, unit + first, to, job);
+        break;
+      case 3:
+        score_shorts<3, 0, kHalves>(k, first, unit + first, to, job);
+        break;
+      default:
+        score_shorts<4, 0, kHalves>(k, first, unit + first, to, job);
+        break;
+    }
+  }
+}
+template <bool kHalves>
+HWY_INLINE void score_shorts_rope(const ShortKeys& k, const float* unit, float* scores, const DecodeJob& job) {
+  switch (job.bits) {
+    case 2:
+      return score_shorts_next<2, kHalves>(k, unit, scores, job);
+    case 3:
+      return score_shorts_next<3, kHalves>(k, unit, scores, job);
+    case 4:
+      return score_shorts_next<4, kHalves>(k, unit, scores, job);
+    default:
+      return score_shorts_next<0, kHalves>(k, unit, scores, job);
+  }
+}
+/// A job of another head dimension is done apart: a step takes an eighth of a tile's products.
+HWY_INLINE void score_shorts_all(const ShortKeys& k, const float* unit, float* scores, DecodeJob job) {
+  if (job.bits != 0 && job.head_dim != 8 * k.octets) {
+    decode_rest(job);
+    job.bits = 0;
+  }
+  if (k.rope == KVCC_ROPE_HALF) return score_shorts_rope<true>(k, unit, scores, job);
+  score_shorts_rope<false>(k, unit, scores, job);
+}
+template <int kNext>
+HWY_INLINE void mix_shorts_next(const int16_t* levels, const int16_t* weights, int octets, int queries,
+                                const float* unit, float* sums, const DecodeJob& job) {
+  switch (queries) {
+    case 1:
+      mix_shorts<1, kNext>(levels, weights, octets, queries, unit, sums, job);
+      break;
+    case 2:
+      mix_shorts<2, kNext>(levels, weights, octets, queries, unit, sums, job);
+      break;
+    case 3:
+      mix_shorts<3, kNext>(levels, weights, octets, queries, unit, sums, job);
+      break;
+    default:
+      mix_shorts<4, kNext>(levels, weights, octets, queries, unit, sums, job);
+      break;
+  }
+  for (int first = 4; first < queries; first += 4) {
+    const int16_t* from = weights + first * 32;
+    const float* units = unit + first * 16;
+    float* to = sums + first * 16;
+    switch (queries - first) {
+      case 1:
+        mix_shorts<1, 0>(levels, from, octets, queries, units, to, job);
+        break;
+      case 2:
+        mix_shorts<2, 0>(levels, from, octets, queries, units, to, job);
+        break;
+      case 3:
+        mix_shorts<3, 0>(levels, from, octets, queries, units, to, job);
+        break;
+      default:
+        mix_shorts<4, 0>(levels, from, octets, queries, units, to, job);
+        break;
+    }
+  }
+}
+HWY_INLINE void mix_shorts_all(const int16_t* levels, const int16_t* weights, int octets, int queries,
+                               const float* unit, float* sums, DecodeJob job) {
+  if (job.bits != 0 && job.head_dim != 8 * octets) {
+    decode_rest(job);
+    job.bits = 0;
+  }
+  switch (job.bits) {
+    case 2:
+      return mix_shorts_next<2>(levels, weights, octets, queries, unit, sums, job);
+    case 3:
+      return mix_shorts_next<3>(levels, weights, octets, queries, unit, sums, job);
+    case 4:
+      return mix_shorts_next<4>(levels, weights, octets, queries, unit, sums, job);
+    default:
+      return mix_shorts_next<0>(levels, weights, octets, queries, unit, sums, job);
   }
 }
 

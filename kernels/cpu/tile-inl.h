@@ -18,7 +18,7 @@ namespace kvcc::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 /// Scratch of one tile.
-struct TileScratch {
+struct CodeScratch {
   alignas(64) uint32_t words[128][mma::kLanes];  ///< word w of every lane
   alignas(64) uint8_t pairs[2][256 * 32];        ///< pair e of lane l at 32 e + l. 8 bits: first and second codes apart
 };
@@ -27,7 +27,7 @@ struct TileScratch {
 template <mma::Tensor kTensor, int kBits>
 class TileCodes {
  public:
-  TileCodes(uint32_t dim, TileScratch& scratch) : dim_(dim), octets_(dim / 8u), scratch_(scratch) {}
+  TileCodes(uint32_t dim, CodeScratch& scratch) : dim_(dim), octets_(dim / 8u), scratch_(scratch) {}
 
   /// Words to pairs, for bands [first, last): they and the pairs that lie in the same groups.
   HWY_INLINE void ReadPairs(const uint32_t* tile, uint32_t first, uint32_t last) {
@@ -278,7 +278,7 @@ class TileCodes {
   }
 
   uint32_t dim_, octets_;
-  TileScratch& scratch_;
+  CodeScratch& scratch_;
 };
 
 }  // namespace kvcc::cpu::HWY_NAMESPACE

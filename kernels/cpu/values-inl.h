@@ -28,7 +28,7 @@ struct alignas(64) ValueScratch {
   alignas(64) float zeros[kMaxQueries * 16];    ///< sum of weights times what multiplies the zero-point
   OutlierTables outliers;
 #if KVCC_CPU_I16
-  int16_t shorts[256];
+  alignas(64) int16_t shorts[32];
 #endif
 };
 
@@ -101,22 +101,26 @@ class Values {
     }
   }
 
-  /// Adds page i. weights [queries, 64], finite, 0 where a slot is not visible.
-  void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights) {
+  /// Codes of page i into the scratch; the job, if any, is to be done before the page is added.
+  DecodeJob begin_page(int32_t i, TileScratch& tile) {
+#if KVCC_CPU_I16
+    if (shorts_) return decode(bits_, pages_.at(i).codes, head_dim_, levels_, s_.shorts, tile);
+#endif
+    return decode(bits_, pages_.at(i).codes, head_dim_, levels_, nullptr, tile);
+  }
+  /// Adds page i, which is begun and decoded. weights [queries, 64], finite, 0 where a slot is not visible. Does
+  /// `next`, of another tile, by the way.
+  void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights, const DecodeJob& next = {}) {
     const TileParts parts = pages_.at(i);
     weigh(parts, work_.context.slots(i), weights);
-#if KVCC_CPU_I16
-    decode(bits_, parts.codes, head_dim_, levels_, shorts_ ? s_.shorts : nullptr, tile);
-#else
-    decode(bits_, parts.codes, head_dim_, levels_, nullptr, tile);
-#endif
     if (sparse_) {
       records_ = parts.ends[mma::kClasses - 1];
       add_outliers(parts, tile, weights);
     }
 #if KVCC_CPU_I16
-    if (shorts_) return mix_shorts(tile.shorts, weights);
+    if (shorts_) return mix_shorts(tile.shorts, weights, next);
 #endif
+    decode_rest(next);
     const int queries = work_.queries;
     for (int g = 0; g < queries; ++g) {
       for (int token = 0; token < kPage; ++token) {
@@ -240,7 +244,7 @@ class Values {
 
 #if KVCC_CPU_I16
   bool fill_shorts() { return make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_); }
-  void mix_shorts(const int16_t* levels, const float* HWY_RESTRICT weights) {
+  void mix_shorts(const int16_t* levels, const float* HWY_RESTRICT weights, const DecodeJob& next) {
     auto* const spread = reinterpret_cast<int16_t*>(s_.spread);
     const int queries = work_.queries, octets = head_dim_ / 8;
     alignas(64) float unit[kMaxQueries * 16];
@@ -249,25 +253,7 @@ class Values {
           spread_weights(weights + g * kPage, by_token_ ? s_.scale : nullptr, spread + 32 * g, 32 * queries);
       _mm512_store_ps(unit + 16 * g, _mm512_mul_ps(one, _mm512_set1_ps(level_unit_)));
     }
-    for (int first = 0; first < queries; first += 4) {
-      const int16_t* from = spread + first * 32;
-      const float* units = unit + first * 16;
-      float* sums = s_.sum + first * 16;
-      switch (queries - first) {
-        case 1:
-          HWY_NAMESPACE::mix_shorts<1>(levels, from, octets, queries, units, sums);
-          break;
-        case 2:
-          HWY_NAMESPACE::mix_shorts<2>(levels, from, octets, queries, units, sums);
-          break;
-        case 3:
-          HWY_NAMESPACE::mix_shorts<3>(levels, from, octets, queries, units, sums);
-          break;
-        default:
-          HWY_NAMESPACE::mix_shorts<4>(levels, from, octets, queries, units, sums);
-          break;
-      }
-    }
+    mix_shorts_all(levels, spread, octets, queries, unit, s_.sum, next);
   }
 #endif
 

@@ -234,13 +234,15 @@ struct AttentionByWarp {
     if constexpr (Value::kAxis == Axis::token && kRuns > 1) {
       if (ballot(large) != 0) warp.weight_exponent = 0;
     }
+    // 0, which ptxas does not know: with constant addresses it spills two registers of 256 channels on sm_100.
+    const uint32_t none = D > 192 ? at.warp / kMmaWarps : 0u;
     float factor[kTiles][2], back[kTiles][2];
     bool rises = false;
     KVCC_UNROLL
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        back[j][q] = shared.tables.keys.back[j * kMmaQueries + 2 * at.column + q];
+        back[j][q] = shared.tables.keys.back[(none + j) * kMmaQueries + 2 * at.column + q];
         float most = maximum(score[0][j][q], score[0][j][q + 2]);
         KVCC_UNROLL
         for (int m = 1; m < kRuns; ++m) most = maximum(most, maximum(score[m][j][q], score[m][j][q + 2]));

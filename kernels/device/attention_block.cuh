@@ -202,47 +202,21 @@ struct AttentionByBlock {
   /// of all warps has risen. `large`: a token of the lane's has a scale of 2 or more.
   static KVCC_DEVICE void soften(float (&score)[kBlockTiles][4], bool large, Shared& shared, Warp& warp,
                                  const Lane& at) {
-    Exchange& exchange = shared.exchange;
-    float most[kBlockTiles][2], factor[kBlockTiles][2], back[kBlockTiles][2];
-    KVCC_UNROLL
-    for (int j = 0; j < kBlockTiles; ++j) {
-      KVCC_UNROLL
-      for (int q = 0; q < 2; ++q) {
-        most[j][q] = maximum(score[j][q], score[j][q + 2]);
-        KVCC_UNROLL
-        for (uint32_t lanes = 4; lanes < 32; lanes *= 2)
-          most[j][q] = maximum(most[j][q], shuffle_xor(most[j][q], lanes));
-      }
-    }
-    tell_warps(exchange.most, most, at);
-    if constexpr (Value::kAxis == Axis::token) {
-      const uint32_t any = ballot(large);
-      if (at.lane == 0) exchange.large[at.warp] = any;
-    }
-    sync_block();
-    join_warps(most, exchange.most, at, [](float a, float b) { return maximum(a, b); });
-    if constexpr (Value::kAxis == Axis::token) {
-      const auto any = *reinterpret_cast<const Words<4>*>(exchange.large);
-      if ((any.word[0] | any.word[1] | any.word[2] | any.word[3]) != 0) warp.weight_exponent = 0;
-    }
+    float back[kBlockTiles][2];
     bool rises = false;
     KVCC_UNROLL
     for (int j = 0; j < kBlockTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
         back[j][q] = shared.keys.back[j * kMmaQueries + 2 * at.column + q];
-        const float old = warp.mix.reference[j][q];
-        const float next = maximum(old, fused_multiply_add(most[j][q], back[j][q], -warp.weight_exponent));
-        rises = rises || next > old;
-        factor[j][q] = add(old, -next);
-        warp.mix.reference[j][q] = next;
+        const float most = maximum(score[j][q], score[j][q + 2]);
+        rises = rises || next_reference(most, back[j][q], warp) > warp.mix.reference[j][q];
       }
     }
-    if (ballot(rises) != 0) [[unlikely]] {
-      KVCC_UNROLL
-      for (int i = 0; i < kBlockTiles * 2; ++i) factor[i / 2][i % 2] = exp2_approximate(factor[i / 2][i % 2]);
-      warp.mix.scale(factor);
-      warp.own.each([&](float& x, int j, int, int e) { x = multiply(x, factor[j][e % 2]); });
+    const uint32_t asks = ask_warps(shared.exchange.asks, rises, large && warp.weight_exponent > 0, at);
+    if (asks != 0) [[unlikely]] {
+      if ((asks & kAsksNoFactor) != 0) warp.weight_exponent = 0;
+      raise_references(score, back, shared.exchange, warp, at);
     }
     KVCC_UNROLL
     for (int j = 0; j < kBlockTiles; ++j) {
@@ -253,6 +227,37 @@ struct AttentionByBlock {
         warp.mix.total[j][e % 2] = add(warp.mix.total[j][e % 2], s);
       }
     }
+  }
+
+  static KVCC_DEVICE float next_reference(float most, float back, const Warp& warp) {
+    return fused_multiply_add(most, back, -warp.weight_exponent);
+  }
+  /// Of all warps of the block.
+  static KVCC_DEVICE void raise_references(const float (&score)[kBlockTiles][4], const float (&back)[kBlockTiles][2],
+                                           Exchange& exchange, Warp& warp, const Lane& at) {
+    float most[kBlockTiles][2], factor[kBlockTiles][2];
+    KVCC_UNROLL
+    for (int i = 0; i < kBlockTiles * 2; ++i) {
+      float& x = most[i / 2][i % 2];
+      x = maximum(score[i / 2][i % 2], score[i / 2][i % 2 + 2]);
+      KVCC_UNROLL
+      for (uint32_t lanes = 4; lanes < 32; lanes *= 2) x = maximum(x, shuffle_xor(x, lanes));
+    }
+    tell_warps(exchange.most, most, at);
+    sync_block();
+    join_warps(most, exchange.most, at, [](float a, float b) { return maximum(a, b); });
+    KVCC_UNROLL
+    for (int j = 0; j < kBlockTiles; ++j) {
+      KVCC_UNROLL
+      for (int q = 0; q < 2; ++q) {
+        const float old = warp.mix.reference[j][q];
+        const float next = maximum(old, next_reference(most[j][q], back[j][q], warp));
+        factor[j][q] = exp2_approximate(add(old, -next));
+        warp.mix.reference[j][q] = next;
+      }
+    }
+    warp.mix.scale(factor);
+    warp.own.each([&](float& x, int j, int, int e) { x = multiply(x, factor[j][e % 2]); });
   }
 
   static KVCC_DEVICE void store(const Params& p, Shared& shared, const Block& block, const QuarterMix<D>& mix,

@@ -12,7 +12,7 @@ namespace kvcc::device {
 struct Exchange {
   alignas(16) float most[kMmaWarps][kBlockQueries];  ///< greatest score or weight of a warp's run; totals at the end
   float offset[kMmaWarps][kBlockQueries];            ///< as Mix::offset, when the pages are done
-  alignas(16) uint32_t large[kMmaWarps];             ///< whether a token of the run has a scale of 2 or more
+  alignas(16) uint32_t asks[kMmaWarps];              ///< whether a warp's run asks for a new reference
   alignas(16) uint32_t weight[kMmaSteps][32][4];     ///< [run, lane]: B fragments of both tiles of queries
   alignas(16) uint32_t outlier[kMmaSteps][32][4];    ///< the same, twice the weights, without scales of tokens
 };
@@ -31,6 +31,16 @@ KVCC_DEVICE void join_warps(float (&out)[kBlockTiles][2], const float (&of)[kMma
     }
   }
 }
+/// What the runs of a page ask for, of kAsks…: the warps' answers together, after a barrier.
+constexpr uint32_t kAsksRise = 1, kAsksNoFactor = 2;  ///< a score or weight above the reference; a scale of 2 or more
+KVCC_DEVICE uint32_t ask_warps(uint32_t (&asks)[kMmaWarps], bool rises, bool large, const Lane& at) {
+  const uint32_t any_rises = ballot(rises), any_large = ballot(large);
+  if (at.lane == 0) asks[at.warp] = (any_rises != 0 ? kAsksRise : 0u) | (any_large != 0 ? kAsksNoFactor : 0u);
+  sync_block();
+  const auto all = *reinterpret_cast<const Words<4>*>(asks);
+  return all.word[0] | all.word[1] | all.word[2] | all.word[3];
+}
+
 /// A warp's numbers for join_warps: equal in all rows.
 KVCC_DEVICE void tell_warps(float (&to)[kMmaWarps][kBlockQueries], const float (&x)[kBlockTiles][2], const Lane& at) {
   if (at.row != 0) return;

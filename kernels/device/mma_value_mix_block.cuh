@@ -145,29 +145,26 @@ struct ValueMixByBlock {
   static KVCC_DEVICE void scale_weights(float (&weight)[kBlockTiles][4], bool large, Exchange& exchange, Warp& warp,
                                         const Lane& at) {
     float most[kBlockTiles][2];
+    bool rises = false;
     KVCC_UNROLL
     for (int i = 0; i < kBlockTiles * 2; ++i) {
-      float& x = most[i / 2][i % 2];
-      x = maximum(magnitude(weight[i / 2][i % 2]), magnitude(weight[i / 2][i % 2 + 2]));
+      most[i / 2][i % 2] = maximum(magnitude(weight[i / 2][i % 2]), magnitude(weight[i / 2][i % 2 + 2]));
+      rises = rises || most[i / 2][i % 2] > warp.limit[i / 2][i % 2];
+    }
+    const uint32_t asks = ask_warps(exchange.asks, rises, large && warp.weight_exponent > 0, at);
+    if (asks != 0) [[unlikely]] {
+      if ((asks & kAsksNoFactor) != 0) warp.weight_exponent = 0;
       KVCC_UNROLL
-      for (uint32_t lanes = 4; lanes < 32; lanes *= 2) x = maximum(x, shuffle_xor(x, lanes));
-    }
-    tell_warps(exchange.most, most, at);
-    const uint32_t any_large = ballot(large);
-    if (at.lane == 0) exchange.large[at.warp] = any_large;
-    sync_block();
-    join_warps(most, exchange.most, at, [](float a, float b) { return maximum(a, b); });
-    const auto all_large = *reinterpret_cast<const Words<4>*>(exchange.large);
-    bool any = false;
-    if ((all_large.word[0] | all_large.word[1] | all_large.word[2] | all_large.word[3]) != 0 &&
-        warp.weight_exponent > 0) {
-      warp.weight_exponent = 0;
-      any = true;
-    }
-    KVCC_UNROLL
-    for (int i = 0; i < kBlockTiles * 2; ++i) any = any || most[i / 2][i % 2] > warp.limit[i / 2][i % 2];
-    if (ballot(any) != 0) [[unlikely]]
+      for (int i = 0; i < kBlockTiles * 2; ++i) {
+        float& x = most[i / 2][i % 2];
+        KVCC_UNROLL
+        for (uint32_t lanes = 4; lanes < 32; lanes *= 2) x = maximum(x, shuffle_xor(x, lanes));
+      }
+      tell_warps(exchange.most, most, at);
+      sync_block();
+      join_warps(most, exchange.most, at, [](float a, float b) { return maximum(a, b); });
       new_units(most, warp);
+    }
     KVCC_UNROLL
     for (int j = 0; j < kBlockTiles; ++j) {
       KVCC_UNROLL

@@ -6,6 +6,8 @@
 2. fit: all key and value tensors at 4, 3 and 2 bits, `kvcc fit` against scikit-learn's KMeans as KVQuant calls it.
    scikit-learn is timed on a few layers and scaled to all of them (--full times every layer).
 3. inspect: the time of one call.
+4. attention: decoding over the packed cache by the CPU units against fp16 and f32 rows (cpu_attention.cc), and the
+   instructions that they take (cpu_instructions.py).
 
 Prints a table and, with --json, the raw figures.
 """
@@ -18,6 +20,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import cpu_instructions
 
 HERE = Path(__file__).resolve().parent
 
@@ -108,6 +112,13 @@ def main():
             times.append(seconds)
         figures["inspect"] = {"kvcc_seconds": statistics.median(times)}
 
+        print("attention …", file=sys.stderr)
+        program = Path(options.kvcc).resolve().parents[1] / "tests/bin/cpu_attention"
+        attention_table, _, _ = run([program, "--json", folder / "attention.json"])
+        figures["attention"] = json.loads((folder / "attention.json").read_text())
+        instructions, _, _ = run([sys.executable, HERE / "cpu_instructions.py", program, "--json"])
+        figures["instructions"] = json.loads(instructions)
+
     if options.json:
         print(json.dumps(figures, indent=1))
         return
@@ -123,7 +134,9 @@ def main():
     print(f"  kvcc            {f['kvcc_seconds']:7.2f} s (whole program, thresholds and reading included; median of three)")
     print(f"  scikit-learn    {f['sklearn_seconds_scaled']:7.2f} s ({f['sklearn_layers_timed']} layers timed, scaled; k-means alone)")
     print(f"  times faster    {f['sklearn_seconds_scaled'] / f['kvcc_seconds']:7.1f}")
-    print(f"inspect --json    {figures['inspect']['kvcc_seconds'] * 1000:7.1f} ms")
+    print(f"inspect --json    {figures['inspect']['kvcc_seconds'] * 1000:7.1f} ms\n")
+    print(attention_table)
+    cpu_instructions.print_table(figures["instructions"])
 
 
 if __name__ == "__main__":

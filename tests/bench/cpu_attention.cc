@@ -17,6 +17,7 @@
 #include "tests/bench/cpu_baseline.h"
 #include "tests/bench/cpu_data.h"
 #include "tests/bench/cpu_measure.h"
+#include "tests/bench/cpu_steps.h"
 #include "tests/bench/cpu_team.h"
 
 namespace kvcc::bench {
@@ -26,6 +27,7 @@ const Shape kShapes[] = {{"SmolLM2-135M", 30, 3, 64, 3, 1e5f}, {"Llama-3-8B", 32
 const Scheme kSchemes[] = {{"nuq4", 4, false},   {"nuq4-1%", 4, true}, {"nuq3", 3, false},
                            {"nuq3-1%", 3, true}, {"nuq2", 2, false},   {"nuq2-1%", 2, true}};
 const char* const kArithmetics[] = {"f32", "i16"};
+constexpr size_t kRowContestants = 4;  ///< fp16 in tiles of 64 and 16, fp32 likewise; ratios are to the faster one
 
 /// One shape and context, with all that the contestants read.
 struct Field {
@@ -58,15 +60,20 @@ struct Field {
 };
 
 /// Contestants on the threads of `team`; all write to `out` [H * group, D].
+/// `heads` 0: all of them, else the first ones, in one part.
 std::vector<Contestant> contestants(const Field& field, Team& team, std::vector<float>& out,
-                                    std::vector<float>& partial) {
+                                    std::vector<float>& partial, int heads = 0) {
   const Shape& shape = field.layer.shape();
-  const int splits = field.splits(team.size());
+  const int splits = heads > 0 ? 1 : field.splits(team.size());
+  const auto blocks = static_cast<uint32_t>(heads > 0 ? heads : shape.heads * splits);
   out.resize(static_cast<size_t>(shape.query_heads()) * shape.head_dim);
   partial.resize(static_cast<size_t>(splits) * shape.query_heads() * (shape.head_dim + 2));
   std::vector<Contestant> all;
-  for (const Rows& rows : field.rows) {
-    all.push_back({rows.half() ? "fp16" : "fp32", rows.bytes_read(), rows.copies(), [&, splits](int copy) {
+  for (size_t i = 0; i < kRowContestants; ++i) {
+    const Rows& rows = field.rows[i / 2];
+    const int tile = i % 2 == 0 ? 64 : 16;
+    all.push_back({fmt::format("{} /{}", rows.half() ? "fp16" : "fp32", tile), rows.bytes_read(), rows.copies(),
+                   [&, splits, blocks, tile](int copy) {
                      const RowsParams p{rows.key(copy),
                                         rows.value(copy),
                                         field.layer.query().data(),
@@ -77,8 +84,9 @@ std::vector<Contestant> contestants(const Field& field, Team& team, std::vector<
                                         shape.head_dim,
                                         shape.group,
                                         splits,
-                                        field.layer.multiplier()};
-                     team.ranges(shape.heads * splits, [&](uint32_t first, uint32_t last) {
+                                        field.layer.multiplier(),
+                                        tile};
+                     team.ranges(blocks, [&](uint32_t first, uint32_t last) {
                        (rows.half() ? rows_attention_f16 : rows_attention_f32)(p, first, last);
                      });
                      if (splits > 1) rows_merge(p);
@@ -88,10 +96,10 @@ std::vector<Contestant> contestants(const Field& field, Team& team, std::vector<
     for (const int arithmetic : {KVCC_ARITHMETIC_F32, KVCC_ARITHMETIC_I16}) {
       const Packed& packed = *field.packed[i];
       all.push_back({fmt::format("{} {}", kSchemes[i].name, kArithmetics[arithmetic]), packed.bytes_read(),
-                     packed.copies(), [&, splits, arithmetic](int copy) {
+                     packed.copies(), [&, splits, blocks, arithmetic](int copy) {
                        const auto p = packed.params(copy, out.data(), partial.data(), splits);
                        const KvccCpuTables& tables = packed.tables(arithmetic);
-                       team.ranges(shape.heads * splits, [&](uint32_t first, uint32_t last) {
+                       team.ranges(blocks, [&](uint32_t first, uint32_t last) {
                          kvcc_cpu_run(KVCC_CPU_ATTENTION, &packed.config(), &p, &tables, first, last);
                        });
                        if (splits > 1) {
@@ -151,7 +159,7 @@ bool check(int64_t tokens, const std::vector<int>& threads) {
   for (const Shape& shape : kShapes) {
     const Field field(shape, tokens, 0);
     std::vector<reference::AttentionSums> exact;
-    for (const Rows& rows : field.rows) exact.push_back(exact_rows(field, rows.half()));
+    for (const Rows& rows : field.rows) exact.insert(exact.end(), 2, exact_rows(field, rows.half()));
     for (const auto& packed : field.packed) exact.insert(exact.end(), 2, packed->exact());
     for (const int count : threads) {
       Team team(count);
@@ -170,6 +178,25 @@ bool check(int64_t tokens, const std::vector<int>& threads) {
   return good;
 }
 
+/// Instructions of every contestant for one head and two lengths, as JSON for cpu_instructions.py.
+void print_steps() {
+  nlohmann::json shapes = nlohmann::json::array();
+  for (const Shape& shape : kShapes) {
+    nlohmann::json counted = nlohmann::json::object();
+    for (const int64_t tokens : {65, 129}) {
+      const Field field(shape, tokens, 0);
+      Team team(1);
+      std::vector<float> out, partial;
+      for (const Contestant& c : contestants(field, team, out, partial, 1)) {
+        auto& counts = counted[c.name].emplace_back(nlohmann::json::array());
+        for (const auto& [address, count] : count_steps([&] { c.run(0); })) counts.push_back({address, count});
+      }
+    }
+    shapes.push_back({{"shape", shape.name}, {"elements", 2 * 64 * shape.head_dim}, {"contestants", counted}});
+  }
+  fmt::print("{}\n", nlohmann::json{{"target", kvcc_cpu_target()}, {"shapes", shapes}}.dump());
+}
+
 void print_head(const Field& field, int threads, const std::string& mode, double bandwidth) {
   fmt::print("\n{}, {} tokens, {} thread{}, {} (reading: {:.1f} GB/s)\n", field.layer.shape().name, field.tokens,
              threads, threads == 1 ? "" : "s", mode, bandwidth / 1e9);
@@ -177,11 +204,11 @@ void print_head(const Field& field, int threads, const std::string& mode, double
              "of peak", "x fp16", "x fp32", "layers");
 }
 
-void print_row(const Contestant& c, const Contestant& half, const Contestant& single, double bandwidth, int cycle) {
+void print_row(const Contestant& c, double half, double single, double bandwidth, int cycle) {
   const Times t = times_of(c);
   fmt::print("  {:<12} {:>10.1f} {:>10.1f} {:>9.2f} {:>6.1f} {:>7.0f}% {:>8.2f} {:>8.2f} {:>7}\n", c.name, t.best * 1e6,
-             t.median * 1e6, c.bytes / 1e6, c.bytes / t.best / 1e9, 100 * c.bytes / t.best / bandwidth,
-             times_of(half).best / t.best, times_of(single).best / t.best, std::min(c.copies, cycle));
+             t.median * 1e6, c.bytes / 1e6, c.bytes / t.best / 1e9, 100 * c.bytes / t.best / bandwidth, half / t.best,
+             single / t.best, std::min(c.copies, cycle));
 }
 
 struct Options {
@@ -191,7 +218,7 @@ struct Options {
   double sample = 2e-3;
   size_t bytes = 0;  ///< of a contestant's copies, at least; 0: 8 times the last-level cache
   std::string json;
-  bool check = false;
+  bool check = false, steps = false;
 };
 
 nlohmann::json measure_field(const Field& field, const Options& options, std::vector<double>& peak,
@@ -217,8 +244,10 @@ nlohmann::json measure_field(const Field& field, const Options& options, std::ve
       double& bandwidth = peak[team_number];
       if (mode != "cache") bandwidth = std::max(bandwidth, all.back().bytes / times_of(all.back()).best);
       print_head(field, team.size(), mode, bandwidth);
+      const double half = std::min(times_of(all[0]).best, times_of(all[1]).best);
+      const double single = std::min(times_of(all[2]).best, times_of(all[3]).best);
       for (size_t i = 0; i + 1 < all.size(); ++i) {
-        print_row(all[i], all[0], all[1], bandwidth, cycle);
+        print_row(all[i], half, single, bandwidth, cycle);
         const Times t = times_of(all[i]);
         results.push_back({{"shape", field.layer.shape().name},
                            {"tokens", field.tokens},
@@ -230,8 +259,8 @@ nlohmann::json measure_field(const Field& field, const Options& options, std::ve
                            {"median_seconds", t.median},
                            {"bytes", all[i].bytes},
                            {"bandwidth", bandwidth},
-                           {"times_fp16", times_of(all[0]).best / t.best},
-                           {"times_fp32", times_of(all[1]).best / t.best}});
+                           {"times_fp16", half / t.best},
+                           {"times_fp32", single / t.best}});
       }
     }
   }
@@ -240,6 +269,10 @@ nlohmann::json measure_field(const Field& field, const Options& options, std::ve
 
 int run(const Options& options) {
   if (options.check) return check(700, options.threads) ? 0 : static_cast<int>(ErrorKind::differ);
+  if (options.steps) {
+    print_steps();
+    return 0;
+  }
   const size_t least = options.bytes > 0 ? options.bytes : 8 * last_level_cache();
   const Memory memory(least);
   std::memset(memory.data(), 1, least);
@@ -276,6 +309,7 @@ int main(int argc, char** argv) {
   bool quick = false;
   CLI::App app("Decode attention over the packed cache against fp16 and f32 rows, on this machine.", "cpu_attention");
   app.add_flag("--check", options.check, "compare the results with the reference; no times");
+  app.add_flag("--steps", options.steps, "count instructions instead; for cpu_instructions.py");
   app.add_flag("--quick", quick, "2048 tokens, few samples: some seconds");
   app.add_option("--threads", options.threads, "numbers of threads")->check(CLI::Range(1, 64));
   app.add_option("--tokens", options.contexts, "lengths of the context")->check(CLI::Range(1, 1 << 20));

@@ -72,11 +72,12 @@ constexpr int FourTokens(int four, int i) {
   return i / 2 * 8 + four / 2 * 4 + i % 2 * 2 + four % 2;
 }
 
-/// scores[g][t] of one tile; query [G, D] with multiplier and log2(e) in it. Fetches the next tile as it goes.
-template <int G, int D, class T>
-HWY_INLINE void Scores(const T* key, const float* query, float (*scores)[kTileTokens]) {
-  for (int first = 0; first < kTileTokens; first += kLanes) {
-    const char* fetch = reinterpret_cast<const char*>(key + (first + kTileTokens) * D);
+/// scores[g][t] of one tile of N tokens; query [G, D] with multiplier and log2(e) in it. Fetches the next tile as it
+/// goes.
+template <int G, int D, int N, class T>
+HWY_INLINE void Scores(const T* key, const float* query, const T* ahead, float (*scores)[N]) {
+  for (int first = 0; first < N; first += kLanes) {
+    const char* fetch = reinterpret_cast<const char*>(ahead + first * D);
     Vec fours[G][kLanes / 4];
     for (int four = 0; four < kLanes / 4; ++four) {
       Vec sums[4][G];
@@ -119,15 +120,15 @@ HWY_INLINE Vec Exp2(Vec x) {
 }
 
 /// The online softmax of G queries.
-template <int G>
+template <int G, int N>
 struct Softmax {
   Vec peak[G], sum[G], scale[G];  ///< sums by lane; scale: what earlier sums are to be multiplied with
 
   /// Scores of a tile to weights.
-  HWY_INLINE void Take(float (*scores)[kTileTokens]) {
+  HWY_INLINE void Take(float (*scores)[N]) {
     Vec most[G];
     for (int g = 0; g < G; ++g) most[g] = hn::Load(kF32, scores[g]);
-    for (int t = kLanes; t < kTileTokens; t += kLanes) {
+    for (int t = kLanes; t < N; t += kLanes) {
       for (int g = 0; g < G; ++g) most[g] = hn::Max(most[g], hn::Load(kF32, scores[g] + t));
     }
     for (int g = 0; g < G; ++g) most[g] = hn::Max(peak[g], hn::MaxOfLanes(kF32, most[g]));
@@ -136,7 +137,7 @@ struct Softmax {
       sum[g] = hn::Mul(sum[g], scale[g]);
       peak[g] = most[g];
     }
-    for (int t = 0; t < kTileTokens; t += kLanes) {
+    for (int t = 0; t < N; t += kLanes) {
       for (int g = 0; g < G; ++g) {
         const Vec p = Exp2(hn::Sub(hn::Load(kF32, scores[g] + t), peak[g]));
         hn::Store(p, kF32, scores[g] + t);
@@ -146,9 +147,9 @@ struct Softmax {
   }
 };
 
-/// out[g] = scale[g] * out[g] + sum over the tile of weights[g][t] * value[t]. Fetches the next tile as it goes.
-template <int G, int D, class T>
-HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const Vec* scale, float* out) {
+/// out[g] = scale[g] * out[g] + sum over the tile of weights[g][t] * value[t]. Fetches the tile `ahead`.
+template <int G, int D, int N, class T>
+HWY_INLINE void Mix(const T* value, const float (*weights)[N], const Vec* scale, const T* ahead, float* out) {
   constexpr int kStep = kColumns * kLanes;
   for (int c = 0; c < D; c += kStep) {
     Vec sums[G][kColumns];
@@ -157,10 +158,12 @@ HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const V
         sums[g][i] = hn::Mul(hn::Load(kF32, out + g * D + c + i * kLanes), scale[g]);
       }
     }
-    for (int t = 0; t < kTileTokens; ++t) {
+    for (int t = 0; t < N; ++t) {
       const T* row = value + t * D + c;
-      const char* fetch = reinterpret_cast<const char*>(row + kTileTokens * D);
-      for (size_t i = 0; i < kStep * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
+      if (N == 64 || c == 0) {  // whole rows at once where tiles are short
+        const char* fetch = reinterpret_cast<const char*>(ahead + (row - value));
+        for (size_t i = 0; i < (N == 64 ? kStep : D) * sizeof(T); i += 64) hwy::Prefetch(fetch + i);
+      }
       Vec v[kColumns];
       for (int i = 0; i < kColumns; ++i) v[i] = Load(row + i * kLanes);
       for (int g = 0; g < G; ++g) {
@@ -174,41 +177,42 @@ HWY_INLINE void Mix(const T* value, const float (*weights)[kTileTokens], const V
   }
 }
 
-template <int G, int D, class T>
+template <int G, int D, int N, class T>
 void Block(const RowsParams& p, int head, int split) {
-  const int64_t tiles = (p.tokens + kTileTokens - 1) / kTileTokens;
-  const int64_t first = tiles * split / p.splits * kTileTokens;
-  const int64_t last = std::min(p.tokens, tiles * (split + 1) / p.splits * kTileTokens);
+  const int64_t tiles = (p.tokens + N - 1) / N;
+  const int64_t first = tiles * split / p.splits * N;
+  const int64_t last = std::min(p.tokens, tiles * (split + 1) / p.splits * N);
   const T* key = static_cast<const T*>(p.key) + static_cast<size_t>(head) * p.tokens * D;
   const T* value = static_cast<const T*>(p.value) + static_cast<size_t>(head) * p.tokens * D;
   constexpr float kNone = -std::numeric_limits<float>::infinity();
-  HWY_ALIGN float query[G * D], out[G * D], weights[G][kTileTokens];
-  HWY_ALIGN T padded[2][kTileTokens * D];
+  HWY_ALIGN float query[G * D], out[G * D], weights[G][N];
+  HWY_ALIGN T padded[2][N * D];
   for (int i = 0; i < G * D; ++i) {
     query[i] = p.query[head * G * D + i] * (p.multiplier * 1.44269504088896340736f);
     out[i] = 0;
   }
-  Softmax<G> softmax;
+  Softmax<G, N> softmax;
   for (int g = 0; g < G; ++g) {
     softmax.peak[g] = hn::Set(kF32, kNone);
     softmax.sum[g] = hn::Zero(kF32);
   }
-  for (int64_t t = first; t < last; t += kTileTokens) {
+  for (int64_t t = first; t < last; t += N) {
     const T *k = key + t * D, *v = value + t * D;
-    const auto left = static_cast<int>(std::min<int64_t>(kTileTokens, last - t));
-    if (left < kTileTokens) {
+    const auto left = static_cast<int>(std::min<int64_t>(N, last - t));
+    if (left < N) {
       std::memset(padded, 0, sizeof padded);
       std::memcpy(padded[0], k, left * D * sizeof(T));
       std::memcpy(padded[1], v, left * D * sizeof(T));
       k = padded[0];
       v = padded[1];
     }
-    Scores<G, D>(k, query, weights);
-    if (left < kTileTokens) {
-      for (int g = 0; g < G; ++g) std::fill(weights[g] + left, weights[g] + kTileTokens, kNone);
+    // Measured: long tiles fetch their successors, short ones what is read next.
+    Scores<G, D, N>(k, query, N == 64 ? k + N * D : v, weights);
+    if (left < N) {
+      for (int g = 0; g < G; ++g) std::fill(weights[g] + left, weights[g] + N, kNone);
     }
     softmax.Take(weights);
-    Mix<G, D>(v, weights, softmax.scale, out);
+    Mix<G, D, N>(v, weights, softmax.scale, (N == 64 ? v : k) + N * D, out);
   }
   for (int g = 0; g < G; ++g) {
     const int row = head * G + g;
@@ -228,29 +232,30 @@ template <class T>
 void Blocks(const RowsParams& p, uint32_t first, uint32_t last) {
   for (uint32_t i = first; i < last; ++i) {
     const int head = static_cast<int>(i) / p.splits, split = static_cast<int>(i) % p.splits;
-    if (p.group == 3 && p.head_dim == 64) Block<3, 64, T>(p, head, split);
-    if (p.group == 4 && p.head_dim == 128) Block<4, 128, T>(p, head, split);
+    if (p.group == 3 && p.tile == 64) Block<3, 64, 64, T>(p, head, split);
+    if (p.group == 3 && p.tile == 16) Block<3, 64, 16, T>(p, head, split);
+    if (p.group == 4 && p.tile == 64) Block<4, 128, 64, T>(p, head, split);
+    if (p.group == 4 && p.tile == 16) Block<4, 128, 16, T>(p, head, split);
   }
 }
 void BlocksF16(const RowsParams& p, uint32_t first, uint32_t last) { Blocks<hwy::float16_t>(p, first, last); }
 void BlocksF32(const RowsParams& p, uint32_t first, uint32_t last) { Blocks<float>(p, first, last); }
 
+/// Four streams, which the hardware's prefetching serves best (measured against fewer, and against fetching ahead).
 uint64_t Read(const void* data, size_t bytes) {
   const hn::CappedTag<uint64_t, 8> d;
-  const size_t lanes = hn::Lanes(d), count = bytes / 8;
+  using V = hn::Vec<decltype(d)>;
+  constexpr size_t kStep = 4 * hn::MaxLanes(d);
+  const size_t quarter = bytes / 8 / 4;
   const uint64_t* p = static_cast<const uint64_t*>(data);
-  auto a = hn::Zero(d), b = hn::Zero(d), c = hn::Zero(d), e = hn::Zero(d);
-  for (size_t i = 0; i < count; i += 4 * lanes) {
-    hwy::Prefetch(p + i + 512);
-    hwy::Prefetch(p + i + 512 + 8 * (lanes > 2));
-    hwy::Prefetch(p + i + 512 + 16 * (lanes > 4));
-    hwy::Prefetch(p + i + 512 + 24 * (lanes > 4));
-    a = hn::Xor(a, hn::Load(d, p + i));
-    b = hn::Xor(b, hn::Load(d, p + i + lanes));
-    c = hn::Xor(c, hn::Load(d, p + i + 2 * lanes));
-    e = hn::Xor(e, hn::Load(d, p + i + 3 * lanes));
+  V sums[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  for (size_t i = 0; i < quarter; i += kStep) {
+    for (size_t stream = 0; stream < 4; ++stream) {
+      const uint64_t* from = p + stream * quarter + i;
+      for (size_t k = 0; k < 4; ++k) sums[k] = hn::Xor(sums[k], hn::Load(d, from + k * kStep / 4));
+    }
   }
-  return hn::GetLane(hn::SumOfLanes(d, hn::Xor(hn::Xor(a, b), hn::Xor(c, e))));
+  return hn::GetLane(hn::SumOfLanes(d, hn::Xor(hn::Xor(sums[0], sums[1]), hn::Xor(sums[2], sums[3]))));
 }
 
 const char* Target() { return hwy::TargetName(HWY_TARGET); }
@@ -268,8 +273,10 @@ HWY_EXPORT(Target);
 
 namespace {
 void check(const RowsParams& p) {
-  if (!((p.group == 3 && p.head_dim == 64) || (p.group == 4 && p.head_dim == 128)) || p.splits < 1) {
-    throw Error(ErrorKind::usage, "rows_attention", "another shape", "3 queries of 64 channels or 4 of 128");
+  const bool shape = (p.group == 3 && p.head_dim == 64) || (p.group == 4 && p.head_dim == 128);
+  if (!shape || (p.tile != 16 && p.tile != 64) || p.splits < 1) {
+    throw Error(ErrorKind::usage, "rows_attention", "another shape",
+                "3 queries of 64 channels or 4 of 128, tile 16 or 64");
   }
 }
 }  // namespace

@@ -1,15 +1,14 @@
 // What the packed cache is compared with: decode attention over plain rows, written as well as we can. Rows are fp16 or
 // f32, keys turned already, contiguous by head; each row is loaded and converted once for all queries of its group.
-// Blocked by tiles of 64 tokens with an online softmax, split over the context as the packed units are, SSE4, AVX2 with
-// F16C, AVX-512 or NEON chosen at run time.
+// Blocked by tiles of 64 or 16 tokens (the fewer are faster from memory when rows are long, the more in the caches)
+// with an online softmax, split over the context as the packed units are, SSE4, AVX2 with F16C, AVX-512 or NEON chosen
+// at run time.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 namespace kvcc::bench {
-
-constexpr int kTileTokens = 64;
 
 /// Letters: H key/value heads, D head dimension, T tokens.
 struct RowsParams {
@@ -23,6 +22,7 @@ struct RowsParams {
   int32_t group;     ///< queries of a head: 3 with D 64, or 4 with D 128
   int32_t splits;    ///< parts of the context, in whole tiles
   float multiplier;  ///< of the softmax
+  int32_t tile;      ///< tokens of a tile, 16 or 64
 };
 
 /// Blocks [first, last) of splits x H, splits fastest. rows_merge() after all of them when splits > 1. Throws

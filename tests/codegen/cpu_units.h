@@ -28,14 +28,17 @@ class CpuLibrary {
   CpuLibrary(const Artifact& artifact, const Plan& plan) {
     setenv("KVCC_SHARE", KVCC_SOURCE_DIR, 0);
     const Templates templates = read_templates();
-    std::vector<std::string> units;
-    for (const KernelSpec& spec : plan.kernels) units.push_back(emit_unit(artifact, spec, templates, "0.0.0"));
+    Sources sources;
+    for (const KernelSpec& spec : plan.kernels) sources.units.push_back(emit_unit(artifact, spec, templates, "0.0.0"));
+    const std::string table = emit_library(artifact, plan, templates, "0.0.0");
+    std::vector<std::string> roots = sources.units;
+    roots.push_back(table);
+    sources.headers = header_closure(roots);
     CompileOptions options;
     options.threads = 2;
     options.cache_folder = std::string(KVCC_BUILD_DIR) + "/tests/cpu_units";
     const std::string file = library_file(artifact);
-    binary_ = build_library(plan, units, {library_unit(artifact), emit_library(artifact, plan, templates, "0.0.0")},
-                            file, find_cxx(), options);
+    binary_ = build_library(plan, sources, {library_unit(artifact), table}, file, find_cxx(), options);
     const std::string path = folder_ / file;
     write_text_file(path, binary_.binary);
     handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -359,6 +359,7 @@ TEST(EmittedCpuUnits, OfConfigurationsEqualTheReference) {
     library.choose(units.plan);
     check(library, c, units.artifact, random);
     std::printf("%s: %zu units\n", name(c).c_str(), units.plan.kernels.size());
+    std::fflush(stdout);
   }
 }
 

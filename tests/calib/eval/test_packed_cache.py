@@ -15,8 +15,8 @@ TINY = {
     "dense": ("kvcc-nuq4", {}),
     "window": ("k=nuq3@prerope/channel,v=nuq2@token,sparse=2%,sink=2,residual=7" + REST, {}),
     "window_longer_than_a_page": ("k=nuq2@prerope/channel,v=nuq4@token,sparse=1%,residual=70" + REST, {}),
-    "after_rope": ("k=nuq4@postrope/channel,v=nuq3@token,sparse=1%,sink=1" + REST, {}),
-    "keys_by_token": ("k=nuq4@prerope/token,v=nuq3@token,sparse=4%" + REST, {}),
+    "after_rope": ("k=int4@postrope/token,v=nuq3@token,sparse=4%,sink=1" + REST, {}),
+    "keys_by_token": ("k=nf4@prerope/token,v=nuq3@token,sparse=4%" + REST, {}),
     "mha": ("kvcc-nuq3-1%-sink1", dict(num_key_value_heads=4)),
     "mqa": ("kvcc-nuq3-1%-sink1", dict(num_key_value_heads=1)),
 }

@@ -81,27 +81,39 @@ TEST(CpuDequantise, RaggedPagedBatch) {
   });
 }
 
-// A page with class ends and records that no pack wrote: what is written stays inside the rows.
+// A page with class ends above the capacity and records of any bits, as no pack writes them: nothing is read past the
+// list, and nothing written beside the rows.
 TEST(CpuDequantise, StrayRecordsStayInside) {
+  constexpr int kCapacity = 200, kDim = 48, kCount = 20;
   std::mt19937 random(3);
-  Quantised q({.dim = 48, .bits = {3}}, random);
-  MmaCache cache = q.pack(make_rows(64, 48, random), {.capacity = 1024});
-  for (uint64_t i = mma::ends_offset(cache.shape); i < mma::page_bytes(cache.shape); ++i) {
-    cache.page(0)[i] = static_cast<uint8_t>(random());
+  Quantised q({.dim = kDim, .bits = {3}}, random);
+  MmaCache cache = q.pack(make_rows(64, kDim, random), {.capacity = 1024});
+  auto* const ends = reinterpret_cast<uint16_t*>(cache.page(0) + mma::ends_offset(cache.shape));
+  auto* const records = reinterpret_cast<mma::Record*>(cache.page(0) + mma::records_offset(cache.shape));
+  for (int k = 0; k < 8; ++k) ends[k] = static_cast<uint16_t>(k < 3 ? 60 * (k + 1) : 1000);
+  const uint16_t beyond = float_to_half(777.0f);
+  for (int i = 0; i < 1024; ++i) {
+    records[i] = {static_cast<uint16_t>(i < kCapacity ? random() : random() % 8 << 8),
+                  i < kCapacity ? uint16_t{0} : beyond};
   }
   KvccCache c = view(cache, nullptr);
   q.set_constants(c);
-  const int32_t length = 64, first = 8;
+  const int32_t length = 64, first = 8;  // bands 1, 2 and 3
   c.lengths = &length;
+  c.sparse_capacity = kCapacity;  // of the 1024 that there is memory for
   on_every_target([&] {
-    std::vector<float> out(3 * 20 * 48, 12345.0f);
+    std::vector<float> out(3 * kCount * kDim, 12345.0f);
     KvccDequantiseParams p{};
     p.cache = c;
-    p.out = out.data() + 20 * 48;
+    p.out = out.data() + kCount * kDim;
     p.first = &first;
-    p.count = 20;
+    p.count = kCount;
     run_blocks(KVCC_CPU_DEQUANTISE_KEY, q.config(), &p, q.tables(), kvcc_grid_mma_dequantise(&p), 0);
-    for (int i = 0; i < 20 * 48; ++i) ASSERT_TRUE(out[i] == 12345.0f && out[i + 40 * 48] == 12345.0f) << i;
+    for (int i = 0; i < kCount * kDim; ++i) {
+      ASSERT_TRUE(out[i] == 12345.0f && out[i + 2 * kCount * kDim] == 12345.0f) << i;
+      ASSERT_NE(out[i + kCount * kDim], 777.0f);
+      ASSERT_NE(out[i + kCount * kDim], 12345.0f);
+    }
   });
 }
 

@@ -230,12 +230,13 @@ TEST(CpuPack, OverflowIsRepeatedOnLargerPages) {
   });
 }
 
-/// What a single value in a row of zeros does to the status.
-uint32_t status_of(Layer layer, int sink, int token, float value) {
+/// What a value or two in a row of zeros do to the status.
+uint32_t status_of(Layer layer, int sink, int token, float value, float other = 0) {
   std::mt19937 random(1);
   Quantised q(layer, random);
   std::vector<float> x(10 * layer.columns(), 0.0f);
   x[token * layer.columns() + layer.columns() - 2] = value;
+  x[token * layer.columns()] = other;
   MmaCache cache = q.untouched(10, {.sink = sink, .capacity = 1024});
   return append(q, x, 0, {10}, 0, view(cache, nullptr));
 }
@@ -259,6 +260,9 @@ TEST(CpuPack, Status) {
     EXPECT_EQ(status_of(dense, 2, 9, 65520.0f), 0u);  // a static scale saturates
     EXPECT_EQ(status_of(plain, 2, 9, 65520.0f), 0u);  // half of the width and the centre fit
     EXPECT_EQ(status_of(plain, 2, 9, 131072.0f), 1u * KVCC_STATUS_RANGE);
+    EXPECT_EQ(status_of(plain, 2, 9, 70000.0f, 70000.0f), 0u);
+    EXPECT_EQ(status_of(plain, 2, 9, 70000.0f, -70000.0f), 1u * KVCC_STATUS_RANGE);  // the centre fits
+    EXPECT_EQ(status_of(plain, 2, 9, 140000.0f, 140000.0f), 1u * KVCC_STATUS_RANGE);
     for (const Dtype dtype : {Dtype::f16, Dtype::bf16}) {
       Layer narrow = dense;
       narrow.dtype = dtype;

@@ -1,5 +1,8 @@
 // The CPU readers against the reference in double, on every instruction set of the machine.
 #include <hwy/targets.h>
+#include <rapidcheck.h>
+
+#include <array>
 
 #include "kernels/reference/attention.h"
 #include "tests/kernels/cpu/readers_cases.h"
@@ -242,6 +245,40 @@ TEST(CpuReaders, AreWithinTheirBoundsOnEveryTarget) {
   }
   hwy::SetSupportedTargetsForTest(0);
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+TEST(CpuReaders, AreWithinTheirBoundsWhateverTheConfiguration) {
+  EXPECT_TRUE(rc::check([] {
+    const auto any = [](int low, int high) { return *rc::gen::inRange(low, high + 1); };
+    const auto bits = [&] { return static_cast<uint8_t>(std::array{2, 3, 4, 8}[any(0, 3)]); };
+    ReaderCase c;
+    c.head_dim = 16 * any(1, 8);
+    c.value_dim = 16 * any(1, 8);
+    const int heads = any(1, 2);
+    c.key_bits.clear();
+    c.value_bits.clear();
+    for (int h = 0; h < heads; ++h) {
+      c.key_bits.push_back(bits());
+      c.value_bits.push_back(bits());
+    }
+    c.key_axis = any(0, 1);
+    c.value_axis = any(0, 1);
+    c.outliers = std::array{0.0, 0.01, 0.05, 0.9}[any(0, 3)];
+    c.rope = any(0, 2);
+    c.rotary = c.rope == KVCC_ROPE_NONE ? 0 : 16 * any(1, c.head_dim / 16);
+    c.group = any(1, 18);
+    c.splits = any(1, 4);
+    c.sink = any(0, 70);
+    c.residual = any(0, 70);
+    c.window = any(0, 3) == 0 ? any(1, 200) : 0;
+    c.dtype = any(0, 2);
+    c.contiguous = any(0, 1) == 1;
+    c.lengths.clear();
+    for (int s = any(1, 2); s > 0; --s) c.lengths.push_back(any(0, 260));
+    c.seed = static_cast<uint32_t>(any(1, 1 << 20));
+    check_all(c);
+    RC_ASSERT(!testing::Test::HasFailure());
+  }));
 }
 
 TEST(CpuReaders, DoNotDependOnTheDivisionIntoBlockRanges) {

@@ -175,6 +175,8 @@ MUTATIONS = [
              "band * kBandPairs + kQuarter / 2 * kOctets + octet", "value_mix", 256),
     Mutation("one warp's greatest score left out", "mma_block.cuh", "out[j][q] = w == 0 ? both.x[q] :",
              "out[j][q] = w < 2 ? both.x[q] :", "attention_wide", 192),
+    Mutation("only the first warp may ask for a new reference", "mma_block.cuh",
+             "return all.word[0] | all.word[1] | all.word[2] | all.word[3];", "return all.word[0];", "attention_wide", 192),
     Mutation("outliers' weights without their doubling", "attention_block.cuh", "add(score[e / 4][e % 4], score[e / 4][e % 4])",
              "score[e / 4][e % 4]", "attention_wide", 192),
     Mutation("zero-points of the wrong half of a step", "mma_block_outliers.cuh", "second * 2u + element.token / 8u % 2u",

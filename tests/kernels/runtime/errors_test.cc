@@ -25,6 +25,8 @@ void* allocate(size_t size, size_t align) {
 void* operator new(size_t size) { return allocate(size, 1); }
 void* operator new[](size_t size) { return allocate(size, 1); }
 void* operator new(size_t size, std::align_val_t align) { return allocate(size, static_cast<size_t>(align)); }
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return std::malloc(size > 0 ? size : 1); }
+void* operator new[](size_t size, const std::nothrow_t&) noexcept { return std::malloc(size > 0 ? size : 1); }
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete[](void* data) noexcept { std::free(data); }
 void operator delete(void* data, size_t) noexcept { std::free(data); }
