@@ -244,6 +244,14 @@ class Fit {
 
   int layers() const { return settings_.model.shape.layers; }
 
+  /// As the decoder's configuration says; folders made without a model have none.
+  std::optional<bool> attention_bias() const {
+    if (settings_.model.attention_bias) return settings_.model.attention_bias;
+    const Json decoder = Json::parse(settings_.decoder_json, nullptr, false);
+    if (!decoder.is_object() || !decoder.contains("attention_bias")) return {};
+    return decoder["attention_bias"].is_boolean() ? std::optional(decoder["attention_bias"].get<bool>()) : std::nullopt;
+  }
+
   uint64_t layer_bytes() const {
     const kvcc::CacheShape& shape = settings_.model.shape;
     return static_cast<uint64_t>(settings_.samples) * settings_.seqlen * shape.kv_heads *
@@ -273,6 +281,7 @@ class Fit {
     Codebook book;
     book.scheme = scheme;
     book.model = settings_.model;
+    book.model.attention_bias = attention_bias();
     book.layer_index.assign(settings_.layer_index.begin(), settings_.layer_index.end());
     kvcc::Provenance& from = book.provenance;
     from.tool_version = KVCC_VERSION;
@@ -286,6 +295,7 @@ class Fit {
     from.seed = settings_.seed;
     from.tokens = settings_.samples * settings_.seqlen;
     from.activations_sha256 = reader_.content_sha256();
+    from.sources_json = kvcc::sources_json(settings_);
     return book;
   }
 

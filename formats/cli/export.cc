@@ -13,50 +13,114 @@
 
 namespace {
 
+namespace fs = std::filesystem;
+using kvcc::Error;
+using kvcc::ErrorKind;
+using kvcc::ExportedTensor;
+
+constexpr const char* kSchemeFile = "kv_cache_scheme.json";
+
 struct Options {
-  std::string input, format, output;
+  std::string input, format, output, prefix = "kvcc_codebook";
+  bool per_head = false, prefix_given = false;
 };
 
-std::vector<kvcc::ExportedTensor> listing(const kvcc::Tree& tree) {
-  std::vector<kvcc::ExportedTensor> tensors;
+struct Export {
+  std::string bytes;
+  std::vector<ExportedTensor> tensors;
+  std::string notes;
+};
+
+/// Names and shapes of the datasets, with the type that `dtype` gives them ("": their own).
+std::vector<ExportedTensor> listing(const kvcc::Tree& tree, const std::string& dtype = "") {
+  std::vector<ExportedTensor> tensors;
   for (const auto& [path, object] : tree) {
-    if (object.dataset) tensors.push_back({path.substr(1), kvcc::element_name(object.value.type), object.value.shape});
+    if (!object.dataset) continue;
+    const std::string type = dtype.empty() ? kvcc::element_name(object.value.type) : dtype;
+    tensors.push_back({path.substr(1), type, object.value.shape});
   }
   return tensors;
 }
 
+Export make(const Options& options, const kvcc::Codebook& codebook, const kvcc::Tree& artifact) {
+  Export out;
+  kvcc::Tree tree = kvcc::describe_export(artifact, codebook);
+  if (options.format == "safetensors") {
+    out.bytes = kvcc::tree_to_safetensors(tree);
+  } else if (options.format == "json") {
+    out.bytes = kvcc::tree_to_json(tree);
+    out.tensors = listing(tree);
+  } else if (options.format == "npz") {
+    out.bytes = kvcc::tree_to_npz(tree);
+  } else if (options.format == "gguf") {
+    tree = kvcc::keys_as_in_gguf(std::move(tree), codebook);
+    out.bytes = kvcc::tree_to_gguf(tree);
+    out.tensors = listing(tree, "F32");
+    const std::string how = tree["/export"].attributes["channel_permutation"].bytes;
+    out.notes = how == "none" ? "channels of keys in the artifact's order" : how;
+  } else if (options.format == "header") {
+    out.bytes = kvcc::codebook_to_header(codebook, options.prefix, out.tensors);
+  } else {
+    out.bytes = kvcc::codebook_to_vllm(artifact, codebook, options.per_head);
+    out.notes = fmt::format(
+        "key scales bound keys after RoPE by sqrt(a^2 + b^2) of each rotary pair's ranges before it; {} holds what "
+        "config.json needs",
+        kSchemeFile);
+  }
+  return out;
+}
+
 int export_file(const Options& options, const kvcc::cli::Common& common) {
+  if (options.per_head && options.format != "vllm") {
+    throw Error(ErrorKind::usage, "--per-head", "without use for --to " + options.format, "--to vllm");
+  }
+  if (options.prefix_given && options.format != "header") {
+    throw Error(ErrorKind::usage, "--prefix", "without use for --to " + options.format, "--to header");
+  }
   const kvcc::Codebook codebook = kvcc::read_codebook(options.input);  // refuses what is not sound
   const kvcc::MappedFile file(options.input);
   const kvcc::Tree tree = kvcc::hdf5_to_tree(file.bytes(), options.input);
+  const fs::path scheme_file = fs::path(options.output).parent_path() / kSchemeFile;
   std::error_code error;
-  if (std::filesystem::equivalent(options.input, options.output, error)) {
-    throw kvcc::Error(kvcc::ErrorKind::usage, options.output, "is the artifact itself", "another name");
+  for (const std::string& output : {options.output, scheme_file.string()}) {
+    if (output == scheme_file.string() && options.format != "vllm") continue;
+    if (fs::equivalent(options.input, output, error)) {
+      throw Error(ErrorKind::usage, output, "is the artifact itself", "another name");
+    }
   }
-  std::vector<kvcc::ExportedTensor> tensors;
-  if (options.format == "safetensors") {
-    kvcc::write_text_file(options.output, kvcc::tree_to_safetensors(tree));
-    tensors = kvcc::check_safetensors(options.output);
-  } else {
-    kvcc::write_text_file(options.output, kvcc::tree_to_json(tree));
-    tensors = listing(tree);
+  if (options.format == "vllm" && fs::path(options.output).filename() == kSchemeFile) {
+    throw Error(ErrorKind::usage, options.output, "is the name of the scheme beside the scales", "NAME.safetensors");
   }
+  Export made = make(options, codebook, tree);
+  if (options.format == "vllm") kvcc::write_text_file(scheme_file, kvcc::vllm_cache_scheme(options.per_head));
+  kvcc::write_text_file(options.output, made.bytes);
+  if (options.format == "safetensors" || options.format == "vllm") {
+    made.tensors = kvcc::check_safetensors(options.output);
+  }
+  if (options.format == "npz") made.tensors = kvcc::check_npz(options.output);
+  const uint64_t size = made.bytes.size();
   if (common.json) {
     nlohmann::ordered_json document;
     document["output"] = options.output;
     document["format"] = options.format;
     document["content_sha256"] = codebook.content_sha256;
-    document["bytes"] = std::filesystem::file_size(options.output);
-    for (const kvcc::ExportedTensor& tensor : tensors) {
+    document["bytes"] = size;
+    if (options.format == "vllm") {
+      document["scheme_file"] = scheme_file.string();
+      document["config"] = nlohmann::ordered_json::parse(kvcc::vllm_cache_scheme(options.per_head));
+    }
+    if (!made.notes.empty()) document["notes"] = made.notes;
+    for (const ExportedTensor& tensor : made.tensors) {
       document["tensors"].push_back({{"name", tensor.name}, {"dtype", tensor.dtype}, {"shape", tensor.shape}});
     }
     kvcc::cli::print_json(document);
     return 0;
   }
   std::vector<std::vector<std::string>> rows = {{"tensor", "type", "shape"}};
-  for (const auto& tensor : tensors) rows.push_back({tensor.name, tensor.dtype, kvcc::shape_text(tensor.shape)});
-  fmt::print("{}{}: {} tensors, {}\n", kvcc::cli::table(rows), options.output, tensors.size(),
-             kvcc::human_bytes(std::filesystem::file_size(options.output)));
+  for (const auto& tensor : made.tensors) rows.push_back({tensor.name, tensor.dtype, kvcc::shape_text(tensor.shape)});
+  fmt::print("{}{}: {} tensors, {}\n", kvcc::cli::table(rows), options.output, made.tensors.size(),
+             kvcc::human_bytes(size));
+  if (!made.notes.empty()) fmt::print("{}\n", made.notes);
   return 0;
 }
 
@@ -64,13 +128,21 @@ int export_file(const Options& options, const kvcc::cli::Common& common) {
 
 int main(int argc, char** argv) {
   Options options;
+  CLI::Option* prefix = nullptr;
   const auto define = [&](CLI::App& app) {
     app.add_option("FILE", options.input, "Codebook artifact (.kvcb)")->required();
-    app.add_option("--to", options.format, "Format: safetensors or json")
+    app.add_option("--to", options.format,
+                   "Format: safetensors, npz, json, header (C99, C++, CUDA), gguf, or vllm (FP8 scales)")
         ->required()
-        ->check(CLI::IsMember({"safetensors", "json"}).description(""));
-    app.add_option("-o,--output", options.output, "File to write")->required();
+        ->check(CLI::IsMember({"safetensors", "npz", "json", "header", "gguf", "vllm"}).description(""));
+    app.add_option("-o,--output", options.output, "File to write; with vllm kv_cache_scheme.json is written beside it")
+        ->required();
+    app.add_flag("--per-head", options.per_head, "vllm: one scale per KV head, not one per tensor");
+    prefix = app.add_option("--prefix", options.prefix, "header: what every name begins with")->capture_default_str();
   };
   return kvcc::cli::run(argc, argv, "export", "Write a codebook artifact in a format of others", kvcc::cli::kJson,
-                        define, [&](const kvcc::cli::Common& common) { return export_file(options, common); });
+                        define, [&](const kvcc::cli::Common& common) {
+                          options.prefix_given = prefix->count() > 0;
+                          return export_file(options, common);
+                        });
 }

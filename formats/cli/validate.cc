@@ -11,6 +11,7 @@
 #include "formats/store/activations.h"
 #include "formats/store/codebook.h"
 #include "formats/store/kernels_manifest.h"
+#include "formats/weights/gguf_file.h"
 
 namespace {
 
@@ -22,6 +23,12 @@ struct Verdict {
   std::vector<std::string> problems;
   std::vector<std::string> holds;  ///< of an export: names and shapes
 };
+
+void hold(Verdict& verdict, const std::vector<kvcc::ExportedTensor>& tensors) {
+  for (const kvcc::ExportedTensor& tensor : tensors) {
+    verdict.holds.push_back(fmt::format("{} {} {}", tensor.name, tensor.dtype, kvcc::shape_text(tensor.shape)));
+  }
+}
 
 Verdict validate(const std::string& path) {
   Verdict verdict{path, "codebook", {}, {}};
@@ -40,8 +47,16 @@ Verdict validate(const std::string& path) {
       }
     } else if (path.ends_with(".safetensors")) {
       verdict.kind = "safetensors";
-      for (const kvcc::ExportedTensor& tensor : kvcc::check_safetensors(path)) {
-        verdict.holds.push_back(fmt::format("{} {} {}", tensor.name, tensor.dtype, kvcc::shape_text(tensor.shape)));
+      hold(verdict, kvcc::check_safetensors(path));
+    } else if (path.ends_with(".npz")) {
+      verdict.kind = "npz";
+      hold(verdict, kvcc::check_npz(path));
+    } else if (path.ends_with(".gguf")) {
+      verdict.kind = "gguf";
+      const kvcc::GgufFile file(path);
+      for (const kvcc::GgufTensor& tensor : file.tensors()) {
+        verdict.holds.push_back(
+            fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));
       }
     } else {
       verdict.problems = kvcc::validate_codebook(path);
@@ -57,7 +72,8 @@ Verdict validate(const std::string& path) {
 int main(int argc, char** argv) {
   std::vector<std::string> paths;
   const auto define = [&](CLI::App& app) {
-    app.add_option("FILE", paths, ".kvcb files, activations folders, kernels folders, .safetensors exports")
+    app.add_option("FILE", paths,
+                   ".kvcb files, activations folders, kernels folders, exports (.safetensors, .npz, .gguf)")
         ->required();
   };
   const auto body = [&](const kvcc::cli::Common& common) {

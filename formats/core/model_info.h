@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ struct ModelInfo {
   CacheShape shape;
   RopeInfo rope;
   bool qk_norm = false;
+  std::optional<bool> attention_bias;      ///< of the projections of keys, queries and values; empty: unknown
   std::vector<int> sliding_window_layers;  ///< those with a sliding window, 0 to shape.layers - 1
   std::string dtype;                       ///< of the weights as stored, e.g. "Q4_1", "bfloat16"
 };

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -28,55 +30,54 @@ size_t dtype_bytes(const std::string& dtype) {
   return dtype == "BOOL" ? 1 : 0;
 }
 
-template <typename T>
-std::string numbers_text(const TreeValue& value) {
-  return fmt::format("{}", fmt::join(array_of<T>(value), ","));
+/// The header, with names that appear twice refused: a parser would silently keep one.
+ordered_json parse_header(const std::string& path, std::string_view text) {
+  std::set<std::string> names;
+  std::string twice;
+  const auto watch = [&](int depth, ordered_json::parse_event_t event, ordered_json& parsed) {
+    const bool name = depth == 1 && event == ordered_json::parse_event_t::key;
+    if (name && !names.insert(parsed.get<std::string>()).second) twice = parsed.get<std::string>();
+    return true;
+  };
+  ordered_json header = ordered_json::parse(text, watch, false);
+  if (!twice.empty()) throw bad_input(path + ": " + twice, "its name appears twice");
+  if (!header.is_object()) throw bad_input(path, "the header is no JSON object");
+  return header;
 }
 
-/// An attribute as text: safetensors' metadata knows nothing else.
-std::string attribute_text(const TreeValue& value) {
-  switch (value.type) {
-    case Element::text:
-      return value.bytes;
-    case Element::u8:
-      return numbers_text<uint8_t>(value);
-    case Element::u16:
-      return numbers_text<uint16_t>(value);
-    case Element::u32:
-      return numbers_text<uint32_t>(value);
-    case Element::u64:
-      return numbers_text<uint64_t>(value);
-    case Element::i8:
-      return numbers_text<int8_t>(value);
-    case Element::i16:
-      return numbers_text<int16_t>(value);
-    case Element::i32:
-      return numbers_text<int32_t>(value);
-    case Element::i64:
-      return numbers_text<int64_t>(value);
-    case Element::f32:
-      return numbers_text<float>(value);
-    case Element::f64:
-      return numbers_text<double>(value);
+/// The library would turn 1.5 into 1 and -1 into 2^64 - 1.
+uint64_t natural(const ordered_json& value, const std::string& place) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > INT64_MAX) {
+    throw bad_input(place, value.dump().substr(0, 80), "a whole number from 0 to 2^63 - 1");
   }
-  return "";
+  return value.get<uint64_t>();
+}
+
+/// A runtime takes such a scale as it is: 0 or NaN would make a cache of NaN.
+void check_fp8_scales(const std::string& path, const ExportedTensor& tensor, const std::byte* bytes) {
+  const bool scale = tensor.name.ends_with(".k_scale") || tensor.name.ends_with(".v_scale");
+  if (!scale || tensor.dtype != "F32") return;
+  uint64_t count = 1;
+  for (const int64_t extent : tensor.shape) count *= static_cast<uint64_t>(extent);
+  for (uint64_t i = 0; i < count; ++i) {
+    float value = 0;
+    std::memcpy(&value, bytes + i * sizeof value, sizeof value);
+    if (!std::isfinite(value) || value <= 0) {
+      throw bad_input(fmt::format("{}: {}", path, tensor.name), fmt::format("scale {} at {}", value, i),
+                      "a finite scale above 0");
+    }
+  }
 }
 
 }  // namespace
 
 std::string tree_to_safetensors(const Tree& tree) {
   std::vector<const Tree::value_type*> order;
-  ordered_json metadata = ordered_json::object();
   for (const auto& entry : tree) {
-    const auto& [path, object] = entry;
-    if (object.dataset) {
-      order.push_back(&entry);
-      continue;
-    }
-    std::string prefix = path == "/" ? "" : path.substr(1) + ".";
-    std::replace(prefix.begin(), prefix.end(), '/', '.');
-    for (const auto& [name, value] : object.attributes) metadata[prefix + name] = attribute_text(value);
+    if (entry.second.dataset) order.push_back(&entry);
   }
+  ordered_json metadata = ordered_json::object();
+  for (const auto& [name, value] : named_attributes(tree)) metadata[name] = attribute_text(*value);
   std::stable_sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
     return element_bytes(a->second.value.type) > element_bytes(b->second.value.type);
   });
@@ -112,9 +113,8 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
   if (length > kHeaderLimit || length > bytes.size() - sizeof length) {
     throw bad_input(path, fmt::format("truncated: a header of {} bytes in a file of {}", length, bytes.size()));
   }
-  const char* text = reinterpret_cast<const char*>(bytes.data()) + sizeof length;
-  const ordered_json header = ordered_json::parse(text, text + length, nullptr, false);
-  if (!header.is_object()) throw bad_input(path, "the header is no JSON object");
+  const ordered_json header =
+      parse_header(path, {reinterpret_cast<const char*>(bytes.data()) + sizeof length, static_cast<size_t>(length)});
   const uint64_t data = bytes.size() - sizeof length - length;
   struct Found {
     uint64_t begin, end;
@@ -125,13 +125,18 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
     if (name == "__metadata__") continue;
     const std::string place = path + ": " + name;
     try {
-      Found one{entry.at("data_offsets").at(0).get<uint64_t>(),
-                entry.at("data_offsets").at(1).get<uint64_t>(),
-                {name, entry.at("dtype").get<std::string>(), entry.at("shape").get<std::vector<int64_t>>()}};
+      const ordered_json &offsets = entry.at("data_offsets"), &shape = entry.at("shape");
+      if (!offsets.is_array() || offsets.size() != 2) throw bad_input(place, "data_offsets", "two numbers");
+      if (!shape.is_array()) throw bad_input(place, "shape", "a list");
+      Found one{
+          natural(offsets[0], place), natural(offsets[1], place), {name, entry.at("dtype").get<std::string>(), {}}};
+      for (const ordered_json& extent : shape) {
+        one.tensor.shape.push_back(static_cast<int64_t>(natural(extent, place)));
+      }
       uint64_t wanted = dtype_bytes(one.tensor.dtype);
       if (wanted == 0) throw bad_input(place, fmt::format("unknown dtype {}", one.tensor.dtype));
       for (const int64_t extent : one.tensor.shape) {
-        if (extent < 0 || __builtin_mul_overflow(wanted, static_cast<uint64_t>(extent), &wanted)) {
+        if (__builtin_mul_overflow(wanted, static_cast<uint64_t>(extent), &wanted)) {
           throw bad_input(place, fmt::format("shape {}", shape_text(one.tensor.shape)));
         }
       }
@@ -153,6 +158,8 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
       throw bad_input(path + ": " + one.tensor.name, fmt::format("starts at {}", one.begin),
                       fmt::format("{}, without holes", end));
     end = one.end;
+    one.tensor.offset = sizeof length + length + one.begin;
+    check_fp8_scales(path, one.tensor, bytes.data() + one.tensor.offset);
     tensors.push_back(std::move(one.tensor));
   }
   if (end != data) throw bad_input(path, fmt::format("{} bytes of data", data), fmt::format("{}", end));

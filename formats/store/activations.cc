@@ -1,6 +1,7 @@
 #include "formats/store/activations.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -32,6 +33,19 @@ std::string listed(const std::vector<std::string>& names) {
   std::string text = fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<long>(shown), ", "));
   if (names.size() > shown) text += fmt::format(" and {} more", names.size() - shown);
   return text;
+}
+
+/// Through the name beside it; the bytes are hashed as they pass.
+void copy_shard(const std::string& from, const std::string& to, const ShardEntry& entry) {
+  const MappedFile source(from);
+  const auto bytes = source.bytes();
+  if (bytes.size() != entry.bytes) {
+    throw bad_input(from, fmt::format("truncated or changed: needs {} bytes, has {}", entry.bytes, bytes.size()));
+  }
+  if (Sha256().update(bytes.data(), bytes.size()).hex() != entry.sha256) {
+    throw bad_input(from, "its sha256 is not the manifest's", "", "'kvcc collect --resume' makes it again");
+  }
+  write_text_file(to, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, false);
 }
 
 /// What is wrong with the file of a listed shard: "" when it has the size and, if asked, the hash.
@@ -81,15 +95,22 @@ ActivationsWriter::ActivationsWriter(std::string folder, ActivationsSettings set
   write_manifest(false);
 }
 
+void check_disk_space(const std::string& folder, uint64_t needed, const std::string& hint) {
+  std::error_code error;
+  fs::path place = fs::absolute(folder, error);
+  while (!fs::exists(place, error) && place.has_relative_path()) place = place.parent_path();
+  const fs::space_info disk = fs::space(place, error);
+  if (error || disk.available >= needed) return;
+  throw Error(ErrorKind::resource, folder,
+              fmt::format("disk full: {} needed, {} free", human_bytes(needed), human_bytes(disk.available)), "", hint);
+}
+
 void ActivationsWriter::check_space() const {
+  if (!settings_.sources.empty()) return;  // links take none; merging has checked what copies take
   uint64_t needed = activations_bytes(settings_);
   for (const auto& [key, entry] : shards_) needed -= std::min(needed, entry.bytes);
-  std::error_code error;
-  const fs::space_info disk = fs::space(folder_, error);
-  if (error || disk.available >= needed) return;
-  throw Error(ErrorKind::resource, folder_,
-              fmt::format("disk full: {} needed, {} free", human_bytes(needed), human_bytes(disk.available)), "",
-              "free some space, write elsewhere, or use --acts-dtype bf16, fewer --samples or a shorter --seqlen");
+  check_disk_space(folder_, needed,
+                   "free some space, write elsewhere, or use --acts-dtype bf16, fewer --samples or a shorter --seqlen");
 }
 
 bool ActivationsWriter::try_resume(bool force) {
@@ -166,6 +187,24 @@ void ActivationsWriter::put(int sample, int layer, const Shard& shard) {
   shards_[{sample, layer}] = entry;
 }
 
+bool ActivationsWriter::adopt(int sample, int layer, const std::string& file, const ShardEntry& entry, bool copy) {
+  const std::string path = shard_path(folder_, settings_, sample, layer);
+  make_folder(fs::path(path).parent_path().string());
+  // What lies there counts for nothing: the manifest does not list it. Renaming onto another link of the same file
+  // would do nothing, so the name is made free first.
+  std::error_code error;
+  fs::remove(path, error);
+  const bool linked = !copy && ::link(file.c_str(), path.c_str()) == 0;
+  if (linked) {
+    if (const std::string fault = shard_fault(path, entry, false); !fault.empty()) throw bad_input(file, fault);
+  } else {
+    copy_shard(file, path, entry);
+  }
+  append_to_journal(folder_, shard_name(sample, layer_number(settings_, layer)), entry);
+  shards_[{sample, layer}] = entry;
+  return linked;
+}
+
 void ActivationsWriter::leave_out(int sample, const std::string& reason) {
   if (sample < 0 || sample >= settings_.samples) {
     throw Error(ErrorKind::failed, folder_, fmt::format("sample {}", sample),
@@ -238,10 +277,25 @@ void ActivationsReader::keep_samples() {
   };
   keep(settings_.offsets);
   keep(settings_.sample_sha256);
+  keep(settings_.sample_source);
+  keep(settings_.sample_number);
   settings_.samples = static_cast<int64_t>(sample_number_.size());
   std::erase_if(shards_, [&](const auto& shard) {
     return std::find(sample_number_.begin(), sample_number_.end(), shard.first.first) == sample_number_.end();
   });
+}
+
+std::string ActivationsReader::shard_file(int sample, int layer) const {
+  return shard_path(folder_, settings_, sample_number_.at(static_cast<size_t>(sample)), layer);
+}
+
+const ShardEntry& ActivationsReader::shard_entry(int sample, int layer) const {
+  return shards_.at({sample_number_.at(static_cast<size_t>(sample)), layer});
+}
+
+int ActivationsReader::stated_sample(int sample) const {
+  const auto at = static_cast<size_t>(sample);
+  return settings_.sample_number.empty() ? sample_number_.at(at) : settings_.sample_number.at(at);
 }
 
 Shard ActivationsReader::read(int index, int layer, bool check_hash) const {

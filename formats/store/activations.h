@@ -13,6 +13,13 @@
 
 namespace kvcc {
 
+/// One of the runs that a merged folder joins.
+struct ActivationsSource {
+  std::string text_name, text_sha256, text_flavour;
+  int64_t seed = 0;
+  bool operator==(const ActivationsSource&) const = default;
+};
+
 /// Everything that decides the bytes of the activations; a resumed run must agree in all of it.
 struct ActivationsSettings {
   ModelInfo model;
@@ -28,6 +35,10 @@ struct ActivationsSettings {
   std::string acts_dtype = "f32";  ///< f32 or bf16
   bool fisher = true;
   std::vector<int> layer_index;  ///< [L]
+  // Of a folder that kvcc merge made; empty otherwise.
+  std::vector<ActivationsSource> sources;
+  std::vector<int> sample_source;  ///< [samples] index into sources
+  std::vector<int> sample_number;  ///< [samples] that the sample's shards state: they are those of its run
 };
 
 struct ShardEntry {
@@ -54,6 +65,10 @@ class ActivationsWriter {
   bool has(int sample, int layer) const;
   /// `layer` counts the layers that have a cache, 0 to L - 1; the file is named by the model's number of it.
   void put(int sample, int layer, const Shard& shard);
+  /// Takes the finished shard in `file`, which `entry` describes, for this sample and layer: as a hard link (false with
+  /// `copy`, or where the file system has none: a copy, whose hash is checked). Returns whether it linked. Throws
+  /// Error(bad_input) when the file is not what `entry` says.
+  bool adopt(int sample, int layer, const std::string& file, const ShardEntry& entry, bool copy);
   const std::vector<std::string>& dropped() const { return dropped_; }
   /// Leaves a sample out (its activations are not finite) and records why; its shards no longer count.
   void leave_out(int sample, const std::string& reason);
@@ -89,6 +104,10 @@ class ActivationsReader {
   const std::map<std::pair<int, int>, ShardEntry>& shards() const { return shards_; }
   /// Reads and checks one shard (hash included when `check_hash`). Thread-safe: HDF5 calls are serialised inside.
   Shard read(int sample, int layer, bool check_hash = true) const;
+  /// File and entry of one shard, and the sample's number that the file states. `sample` as in read().
+  std::string shard_file(int sample, int layer) const;
+  const ShardEntry& shard_entry(int sample, int layer) const;
+  int stated_sample(int sample) const;
 
  private:
   std::string folder_;
@@ -101,6 +120,13 @@ class ActivationsReader {
 
 /// Bytes that the whole folder takes, for plans and for the check before the first shard.
 uint64_t activations_bytes(const ActivationsSettings& settings);
+
+/// Throws Error(resource) when the file system of `folder`, or of the nearest folder above that exists, has less free.
+void check_disk_space(const std::string& folder, uint64_t needed, const std::string& hint);
+
+/// The runs of merged activations as a JSON list of text_name, text_sha256, text_flavour, seed, samples and the
+/// samples' offsets (left out where the list would take more than 48 KiB); "" for activations of one run.
+std::string sources_json(const ActivationsSettings& settings);
 
 /// True for a folder that holds an activations manifest.
 bool is_activations_folder(const std::string& folder);

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr int kSchemaVersion = 1;
+constexpr int kSchemaVersion = 2;  ///< 1 but for merged folders, whose shards a reader of 1 would refuse
 constexpr const char* kFormat = "kvcc-activations";
 
 ActivationsSettings settings_from_json(const ordered_json& document, const std::string& place) {
@@ -41,6 +41,15 @@ ActivationsSettings settings_from_json(const ordered_json& document, const std::
   settings.acts_dtype = json_member<std::string>(document, "acts_dtype", place);
   settings.fisher = json_member<bool>(document, "fisher", place);
   settings.layer_index = json_member<std::vector<int>>(document, "layer_index", place);
+  if (!document.contains("sources")) return settings;
+  for (const ordered_json& source : json_member<std::vector<ordered_json>>(document, "sources", place)) {
+    const std::string where = place + ": sources";
+    settings.sources.push_back(
+        {json_member<std::string>(source, "text_name", where), json_member<std::string>(source, "text_sha256", where),
+         json_member<std::string>(source, "text_flavour", where), json_member<int64_t>(source, "seed", where)});
+  }
+  settings.sample_source = json_member<std::vector<int>>(document, "sample_source", place);
+  settings.sample_number = json_member<std::vector<int>>(document, "sample_number", place);
   return settings;
 }
 
@@ -66,6 +75,19 @@ void check_settings(const ActivationsSettings& settings, const std::string& plac
        "layer_index is not ascending", "numbers of the model's layers");
   need(settings.acts_dtype == "f32" || settings.acts_dtype == "bf16",
        fmt::format("acts_dtype is '{}'", settings.acts_dtype), "f32 or bf16");
+  const auto each_sample = [&](const char* name, size_t found) {
+    need(static_cast<int64_t>(found) == settings.samples, fmt::format("{} has {} entries", name, found),
+         fmt::format("{}, one a sample", settings.samples));
+  };
+  each_sample("offsets", settings.offsets.size());
+  each_sample("sample_sha256", settings.sample_sha256.size());
+  if (settings.sources.empty()) return;
+  each_sample("sample_source", settings.sample_source.size());
+  each_sample("sample_number", settings.sample_number.size());
+  for (const int source : settings.sample_source) {
+    need(source >= 0 && source < static_cast<int>(settings.sources.size()), fmt::format("sample_source {}", source),
+         fmt::format("0 to {}", settings.sources.size() - 1));
+  }
 }
 
 /// The fields that decide the bytes: names for people are left out.
@@ -73,31 +95,38 @@ ordered_json deciding_fields(const ActivationsSettings& settings) {
   ordered_json fields = settings_json(settings);
   fields["model"].erase("name");
   fields.erase("text_name");
+  if (fields.contains("sources")) {
+    for (ordered_json& source : fields["sources"]) source.erase("text_name");
+  }
   return fields;
 }
 
+struct Words {
+  const std::string &there, &now;
+};
+
 void collect_differences(const std::string& name, const ordered_json& there, const ordered_json& now,
-                         std::vector<std::string>& out) {
+                         const Words& words, std::vector<std::string>& out) {
   if (there == now) return;
   if (there.is_object() && now.is_object()) {
     for (const auto& [key, value] : there.items()) {
-      collect_differences(name.empty() ? key : name + "." + key, value, now.value(key, ordered_json()), out);
+      collect_differences(name.empty() ? key : name + "." + key, value, now.value(key, ordered_json()), words, out);
     }
     for (const auto& [key, value] : now.items()) {
-      if (!there.contains(key)) collect_differences(name.empty() ? key : name + "." + key, {}, value, out);
+      if (!there.contains(key)) collect_differences(name.empty() ? key : name + "." + key, {}, value, words, out);
     }
     return;
   }
   if (there.is_array() && now.is_array() && there.size() == now.size()) {
     size_t i = 0;
     while (there[i] == now[i]) ++i;
-    out.push_back(fmt::format("{}[{}]: {} there, {} now", name, i, there[i].dump(), now[i].dump()));
+    out.push_back(fmt::format("{}[{}]: {} {}, {} {}", name, i, there[i].dump(), words.there, now[i].dump(), words.now));
     return;
   }
   const auto text = [](const ordered_json& value) {
     return value.is_array() ? fmt::format("{} entries", value.size()) : value.dump();
   };
-  out.push_back(fmt::format("{}: {} there, {} now", name, text(there), text(now)));
+  out.push_back(fmt::format("{}: {} {}, {} {}", name, text(there), words.there, text(now), words.now));
 }
 
 /// Shard names of the settings, so that nothing outside the folder is ever opened.
@@ -151,12 +180,48 @@ ordered_json settings_json(const ActivationsSettings& settings) {
   document["acts_dtype"] = settings.acts_dtype;
   document["fisher"] = settings.fisher;
   document["layer_index"] = settings.layer_index;
+  if (settings.sources.empty()) return document;
+  for (const ActivationsSource& source : settings.sources) {
+    document["sources"].push_back({{"text_name", source.text_name},
+                                   {"text_sha256", source.text_sha256},
+                                   {"text_flavour", source.text_flavour},
+                                   {"seed", source.seed}});
+  }
+  document["sample_source"] = settings.sample_source;
+  document["sample_number"] = settings.sample_number;
   return document;
 }
 
-std::vector<std::string> settings_difference(const ActivationsSettings& there, const ActivationsSettings& now) {
+std::string sources_json(const ActivationsSettings& settings) {
+  if (settings.sources.empty()) return "";
+  constexpr size_t kMost = 48 << 10;  // an attribute of an HDF5 file takes 64 KiB
+  for (const bool with_offsets : {true, false}) {
+    ordered_json list = ordered_json::array();
+    for (size_t i = 0; i < settings.sources.size(); ++i) {
+      const ActivationsSource& source = settings.sources[i];
+      ordered_json entry{{"text_name", source.text_name},
+                         {"text_sha256", source.text_sha256},
+                         {"text_flavour", source.text_flavour},
+                         {"seed", source.seed}};
+      std::vector<int64_t> offsets;
+      for (size_t s = 0; s < settings.sample_source.size(); ++s) {
+        if (settings.sample_source[s] == static_cast<int>(i)) offsets.push_back(settings.offsets.at(s));
+      }
+      entry["samples"] = offsets.size();
+      if (with_offsets) entry["offsets"] = offsets;
+      list.push_back(std::move(entry));
+    }
+    std::string text = list.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+    if (text.size() <= kMost) return text;
+  }
+  throw Error(ErrorKind::failed, "sources", fmt::format("{} runs", settings.sources.size()),
+              "few enough for 48 KiB of an artifact's provenance");
+}
+
+std::vector<std::string> settings_difference(const ActivationsSettings& there, const ActivationsSettings& now,
+                                             const std::string& there_word, const std::string& now_word) {
   std::vector<std::string> differences;
-  collect_differences("", deciding_fields(there), deciding_fields(now), differences);
+  collect_differences("", deciding_fields(there), deciding_fields(now), {there_word, now_word}, differences);
   return differences;
 }
 
@@ -172,7 +237,7 @@ std::string activations_sha256(const ActivationsSettings& settings, const ShardM
 
 void write_activations_manifest(const std::string& folder, const ActivationsManifest& manifest) {
   ordered_json document;
-  document["schema_version"] = kSchemaVersion;
+  document["schema_version"] = manifest.settings.sources.empty() ? 1 : kSchemaVersion;
   document["format"] = kFormat;
   document["complete"] = manifest.complete;
   document["settings"] = settings_json(manifest.settings);

@@ -26,7 +26,9 @@ std::string shard_name(int sample, int layer_number);
 
 nlohmann::ordered_json settings_json(const ActivationsSettings& settings);
 /// "seqlen: 2048 there, 1024 now", one entry for each field that decides the bytes and differs.
-std::vector<std::string> settings_difference(const ActivationsSettings& there, const ActivationsSettings& now);
+std::vector<std::string> settings_difference(const ActivationsSettings& there, const ActivationsSettings& now,
+                                             const std::string& there_word = "there",
+                                             const std::string& now_word = "now");
 std::string activations_sha256(const ActivationsSettings& settings, const ShardMap& shards);
 
 void write_activations_manifest(const std::string& folder, const ActivationsManifest& manifest);

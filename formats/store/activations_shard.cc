@@ -84,7 +84,9 @@ Shard shard_of_image(const ActivationsSettings& settings, int sample, int layer,
     }
   };
   need_attribute("format", text_value(kFormat));
-  need_attribute("sample", integer_value(sample));
+  need_attribute(
+      "sample",
+      integer_value(settings.sample_number.empty() ? sample : settings.sample_number.at(static_cast<size_t>(sample))));
   need_attribute("layer", integer_value(settings.layer_index.at(static_cast<size_t>(layer))));
   Shard shard;
   for (const ShardTensor& tensor : kTensors) {

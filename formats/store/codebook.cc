@@ -10,7 +10,7 @@
 namespace kvcc {
 namespace {
 
-constexpr const char* kWrittenVersion = "1.0";
+constexpr const char* kWrittenVersion = "1.1";
 
 void put_dataset(Tree& tree, const std::string& path, TreeValue value, const char* axes, const char* unit) {
   TreeObject& object = tree[path];
@@ -36,6 +36,7 @@ void put_model(Tree& tree, const ModelInfo& model) {
   to["rope_scaling_json"] = text_value(model.rope.scaling_json);
   to["rope_rotary_dim"] = integer_value(model.rope.rotary_dim);
   to["qk_norm"] = integer_value(model.qk_norm ? 1 : 0);
+  if (model.attention_bias) to["attention_bias"] = integer_value(*model.attention_bias ? 1 : 0);
   to["sliding_window_layers"] = array_value(Element::i32, {static_cast<int64_t>(model.sliding_window_layers.size())},
                                             model.sliding_window_layers);
   to["dtype"] = text_value(model.dtype);
@@ -55,6 +56,7 @@ void put_provenance(Tree& tree, const Provenance& provenance) {
   to["tokens"] = integer_value(provenance.tokens);
   to["activations_sha256"] = text_value(provenance.activations_sha256);
   if (!provenance.date.empty()) to["date"] = text_value(provenance.date);
+  if (!provenance.sources_json.empty()) to["sources"] = text_value(provenance.sources_json);
 }
 
 void put_tensor(Tree& tree, const std::string& path, const TensorCodebooks& tensor, const CacheShape& shape, int dim) {

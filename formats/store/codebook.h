@@ -23,6 +23,7 @@ struct Provenance {
   int64_t tokens = 0;              ///< tokens seen
   std::string activations_sha256;  ///< of the activations' manifest content that was fitted
   std::string date;                ///< "" unless asked for
+  std::string sources_json;        ///< of merged activations: a JSON list of the runs (sources_json()); "" otherwise
 };
 
 /// Per-channel ([L, H, D]) and per-head ([L, H]) statistics that `inspect` shows.

@@ -49,7 +49,7 @@ std::span<const CodebookField> tensor_fields() {
 }
 
 std::span<const CodebookAttribute> codebook_attributes() {
-  static const std::array<CodebookAttribute, 33> all = {{
+  static const std::array<CodebookAttribute, 35> all = {{
       {"/", "format", "text", true},
       {"/", "format_version", "text", true},
       {"/", "content_sha256", "text", true},
@@ -69,6 +69,7 @@ std::span<const CodebookAttribute> codebook_attributes() {
       {"/model", "rope_scaling_json", "text", true},
       {"/model", "rope_rotary_dim", "integer", true},
       {"/model", "qk_norm", "integer", true},
+      {"/model", "attention_bias", "integer", false},
       {"/model", "sliding_window_layers", "integers", true},
       {"/model", "dtype", "text", true},
       {"/provenance", "tool_version", "text", true},
@@ -83,6 +84,7 @@ std::span<const CodebookAttribute> codebook_attributes() {
       {"/provenance", "tokens", "integer", true},
       {"/provenance", "activations_sha256", "text", true},
       {"/provenance", "date", "text", false},
+      {"/provenance", "sources", "text", false},
   }};
   return all;
 }

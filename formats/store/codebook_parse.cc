@@ -158,6 +158,9 @@ class Parser {
     model.rope.scaling_json = text(kModel, "rope_scaling_json");
     model.rope.rotary_dim = static_cast<int>(integer(kModel, "rope_rotary_dim", 0, kMost));
     model.qk_norm = integer(kModel, "qk_norm", 0, 1) == 1;
+    if (attribute(kModel, "attention_bias", false) != nullptr) {
+      model.attention_bias = integer(kModel, "attention_bias", 0, 1) == 1;
+    }
     if (const TreeValue* layers = attribute(kModel, "sliding_window_layers")) {
       if (layers->type == Element::i32 && layers->shape.size() == 1) {
         model.sliding_window_layers = array_of<int>(*layers);
@@ -184,6 +187,7 @@ class Parser {
     provenance.tokens = integer(kFrom, "tokens", 0, kMost);
     provenance.activations_sha256 = text(kFrom, "activations_sha256");
     provenance.date = text(kFrom, "date", false);
+    provenance.sources_json = text(kFrom, "sources", false);
   }
 
   /// The dataset when it is there with the right type, shape, axes and unit. Extent -1 is not checked.

@@ -20,6 +20,7 @@ ordered_json to_json(const ModelInfo& model) {
                       {"scaling_json", model.rope.scaling_json},
                       {"rotary_dim", model.rope.rotary_dim}};
   document["qk_norm"] = model.qk_norm;
+  if (model.attention_bias) document["attention_bias"] = *model.attention_bias;
   document["sliding_window_layers"] = model.sliding_window_layers;
   document["dtype"] = model.dtype;
   return document;
@@ -42,6 +43,7 @@ ModelInfo model_from_json(const ordered_json& document, const std::string& place
   model.rope.scaling_json = json_member<std::string>(rope, "scaling_json", place + " rope");
   model.rope.rotary_dim = json_member<int>(rope, "rotary_dim", place + " rope");
   model.qk_norm = json_member<bool>(document, "qk_norm", place);
+  if (document.contains("attention_bias")) model.attention_bias = json_member<bool>(document, "attention_bias", place);
   model.sliding_window_layers = json_member<std::vector<int>>(document, "sliding_window_layers", place);
   model.dtype = json_member<std::string>(document, "dtype", place);
   return model;

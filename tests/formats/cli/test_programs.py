@@ -42,9 +42,9 @@ def test_help_lists_every_verb():
 def test_version():
     out, _ = kvcc("--version")
     assert re.match(r"kvcc \d+\.\d+\.\d+\n", out)
-    assert "codebook 1.0" in out and "kernels 1.1\n" in out and "libtorch: " in out and "nvcc: " in out
+    assert "codebook 1.1" in out and "kernels 1.2\n" in out and "libtorch: " in out and "nvcc: " in out
     document = kvcc_json("--version")
-    assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.0", "1.1")
+    assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.1", "1.2")
     assert {"libtorch", "nvcc"} <= set(document)
 
 
@@ -193,7 +193,7 @@ def test_no_color_and_no_escape_codes_off_a_terminal(artifact):
 def test_inspect_json_has_the_members_of_cli_md(artifact):
     document = kvcc_json("inspect", artifact)
     assert list(document)[0] == "schema_version"
-    assert document["kind"] == "codebook" and document["format_version"] == "1.0"
+    assert document["kind"] == "codebook" and document["format_version"] == "1.1"
     assert document["model"]["name"] == "tiny модель" and document["provenance"]["seed"] == 7
     assert document["scheme"].startswith("k=nuq3@prerope/channel") and document["scheme_name"] == "kvcc-nuq3-1%-sink1"
     assert [layer["layer"] for layer in document["layers"]] == [0, 2, 4]
@@ -271,8 +271,8 @@ def test_F55_newer_formats_are_named(artifact, tmp_path):
     folder = tmp_path / "acts"
     make("activations", folder)
     manifest = folder / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    assert "activations format 2, this build reads up to 1" in kvcc("inspect", folder, code=3)[1]
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 3'))
+    assert "activations format 3, this build reads up to 2" in kvcc("inspect", folder, code=3)[1]
 
 
 def test_validate_lists_everything_of_every_file(artifact, tmp_path):

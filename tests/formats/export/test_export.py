@@ -90,8 +90,8 @@ def test_json_holds_the_values(artifact):
 
 
 def test_refusals(artifact, tmp_path):
-    error = kvcc_json("export", artifact, "--to", "gguf", "-o", tmp_path / "x", code=2)["error"]
-    assert "gguf" in error["message"] and error["code"] == 2
+    error = kvcc_json("export", artifact, "--to", "onnx", "-o", tmp_path / "x", code=2)["error"]
+    assert "onnx" in error["message"] and error["code"] == 2
     _, stderr = kvcc("export", artifact, "--to", "json", "-o", artifact, code=2)
     assert "is the artifact itself" in stderr
     data = bytearray(artifact.read_bytes())
@@ -116,6 +116,11 @@ def test_F03_F06_validate_refuses_damaged_exports(artifact, cut):
     (lambda h: h["key/scale"].__setitem__("dtype", "F7"), "key/scale: unknown dtype F7"),
     (lambda h: h["key/scale"].pop("shape"), "key/scale"),
     (lambda h: h.pop("key/scale"), "without holes"),
+    (lambda h: h["key/scale"].__setitem__("shape", [3, 2, 8.0]), "key/scale: 8.0"),
+    (lambda h: h["key/scale"].__setitem__("shape", [-3, -2, 8]), "key/scale: -3"),
+    (lambda h: h["key/scale"].__setitem__("shape", "3"), "key/scale: shape"),
+    (lambda h: h["key/scale"]["data_offsets"].append(7), "key/scale: data_offsets"),
+    (lambda h: h["key/scale"].__setitem__("data_offsets", {}), "key/scale: data_offsets"),
 ])
 def test_F03_offsets_that_disagree(artifact, edit, message):
     out = artifact.parent / "out.safetensors"
@@ -128,3 +133,12 @@ def test_F03_offsets_that_disagree(artifact, edit, message):
     out.write_bytes(len(packed).to_bytes(8, "little") + packed + data[8 + length:])
     shown, _ = kvcc("validate", out, code=3)
     assert message in shown
+
+
+def test_F03_a_name_that_appears_twice(tmp_path):
+    entry = '"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}'
+    packed = ("{" + entry + "," + entry + "}").encode()
+    out = tmp_path / "x.safetensors"
+    out.write_bytes(len(packed).to_bytes(8, "little") + packed + bytes(4))
+    shown, _ = kvcc("validate", out, code=3)
+    assert "a: its name appears twice" in shown

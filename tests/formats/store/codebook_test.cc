@@ -48,7 +48,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
   written.provenance.date = "2026-11-29";
   write_codebook(folder / "a.kvcb", written);
   const Codebook read = read_codebook(folder / "a.kvcb");
-  EXPECT_EQ(read.format_version, "1.0");
+  EXPECT_EQ(read.format_version, "1.1");
   EXPECT_EQ(read.scheme, written.scheme);
   EXPECT_EQ(read.content_sha256, written.content_sha256);
   EXPECT_EQ(read.content_sha256.size(), 64u);

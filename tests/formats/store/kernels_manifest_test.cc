@@ -8,6 +8,7 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "tests/formats/store/made.h"
+#include "tests/spec_tables.h"
 
 namespace kvcc {
 namespace {
@@ -172,6 +173,36 @@ TEST(KernelsManifest, ABrokenCubinIsNotSoundThoughItsHashIsListed) {
   other = good;
   for (size_t i = 0; i < 8; ++i) other[40 + i] = '\xff';  // where adding would wrap around
   EXPECT_THAT(problems(other), ElementsAre(HasSubstr("truncated: 208 bytes; wanted 2 section headers")));
+}
+
+TEST(KernelsManifest, ReaderRequiresWhatThePageSays) {
+  auto tables = spec_tables("kernels.md", 5, ", ");
+  const Rows rows = tables["member, type, required, since, meaning"];
+  ASSERT_GT(rows.size(), 40u);
+  int tried = 0;
+  for (const std::vector<std::string>& row : rows) {
+    const std::string name = row.at(0).substr(1, row.at(0).size() - 2);
+    nlohmann::ordered_json document = to_json(manifest());
+    nlohmann::ordered_json& entry = document["kernels"][0];
+    nlohmann::ordered_json* places[] = {&document, &entry, &entry["launch"], nullptr};
+    if (!document["pages"].empty()) places[3] = &*document["pages"].begin();
+    nlohmann::ordered_json* place = nullptr;
+    for (nlohmann::ordered_json* object : places) {
+      if (place == nullptr && object != nullptr && object->contains(name)) place = object;
+    }
+    if (place == nullptr) continue;  // of the CPU's units, or only of heads of several widths
+    place->erase(name);
+    ++tried;
+    std::string message;
+    try {
+      kernels_from_json(document, "kernels.json");
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    EXPECT_EQ(message.find("'" + name + "' is missing") != std::string::npos, row.at(2) != "no")
+        << name << ": " << message;
+  }
+  EXPECT_GT(tried, 30);
 }
 
 }  // namespace

@@ -16,6 +16,9 @@ NAMES = {"uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "int8
          "int64": "i64", "float32": "f32", "float64": "f64"}
 
 
+MEMBERS = ("member", "type", "required", "since", "meaning")
+
+
 def make(*arguments):
     return subprocess.run([MAKE, *map(str, arguments)], check=True, capture_output=True, text=True).stdout.strip()
 
@@ -125,7 +128,7 @@ def code_fields():
 def test_spec_tables_are_the_readers():
     page = tables("codebook.md")
     fields, attributes = code_fields()
-    assert len(fields) == 17 and len(attributes) == 33
+    assert len(fields) == 17 and len(attributes) == 35
     head = ("path", "type", "axes", "unit", "need", "since", "meaning")
     rows = {row[0]: row for row in page[head]}
     assert rows.pop("/layer_index")[1:5] == ["u16", "layer", "1", "always"]
@@ -198,8 +201,9 @@ def test_activations_are_the_specs(tmp_path):
         make("activations", folder, dtype)
         manifest = json.loads((folder / "manifest.json").read_text())
         page = tables("activations.md")
-        # left_out is there only when a sample was.
-        assert [row[0] for row in page[("member", "type", "meaning")]] == [*manifest, "left_out", *manifest["settings"]]
+        # left_out is there only when a sample was, and the last three where runs were merged.
+        merged = ["sources", "sample_source", "sample_number"]
+        assert [row[0] for row in page[MEMBERS]] == [*manifest, "left_out", *manifest["settings"], *merged]
         for name, entry in manifest["shards"].items():
             data = (folder / name).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
@@ -218,6 +222,31 @@ def test_activations_are_the_specs(tmp_path):
                 wanted = ((bits + 0x7fff + (bits >> 16 & 1)) >> 16).astype("u2")
             np.testing.assert_array_equal(key.ravel(), wanted)
             assert shard.attrs["layer"] == 2 and shard.attrs["sample"] == 1
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_reader_requires_what_the_page_says(tmp_path, merged):
+    folder = tmp_path / "a"
+    make("activations", folder)
+    path = folder / "manifest.json"
+    if merged:
+        text = json.loads(path.read_text())
+        settings = text["settings"]
+        source = {name: settings[name] for name in ("text_name", "text_sha256", "text_flavour", "seed")}
+        settings.update(sources=[source], sample_source=[0, 0], sample_number=[0, 1])
+        path.write_text(json.dumps(text | {"schema_version": 2}))
+    good = path.read_text()
+    for name, _, required, _, _ in tables("activations.md")[MEMBERS]:
+        document = json.loads(good)
+        place = document if name in document else document["settings"]
+        if name not in place:
+            assert required != "yes"
+            continue
+        del place[name]
+        path.write_text(json.dumps(document))
+        done = subprocess.run([BUILD / "bin/kvcc", "validate", folder], capture_output=True, text=True)
+        refused = f"'{name}' is missing" in done.stdout
+        assert refused == (required != "no") and done.returncode == (3 if refused else 0), (name, done.stdout)
 
 
 def test_content_hash_of_activations_is_the_specs(tmp_path):

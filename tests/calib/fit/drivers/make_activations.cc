@@ -1,7 +1,8 @@
 // Writes a small activations folder for the tests of `kvcc fit`:
-//   make_activations FOLDER SAMPLES SEQLEN LAYERS SEED [no-fisher] [nan] [silent-head] [wide]
+//   make_activations FOLDER SAMPLES SEQLEN LAYERS SEED [no-fisher] [nan] [silent-head] [wide] [other-text]
 // wide: keys and values of 16 channels, which kernels serve, not of 8 and 6; nan: one key is NaN; silent-head: the
-// gradients of head 1 of the model's layer 2 are zero. Layer numbers are 0, 2, 4 …
+// gradients of head 1 of the model's layer 2 are zero; other-text: samples named by SEED too, as if of another text.
+// Layer numbers are 0, 2, 4 …
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -31,12 +32,13 @@ int main(int argc, char** argv) {
   settings.model.rope.rotary_dim = key_dim;
   settings.model.dtype = "F32";
   settings.tokenizer_sha256 = sha256_hex("tokenizer");
-  settings.text_name = "made text";
-  settings.text_sha256 = sha256_hex("text");
+  const std::string text = flags.contains("other-text") ? std::string(" ") + argv[5] : "";
+  settings.text_name = "made text" + text;
+  settings.text_sha256 = sha256_hex("text" + text);
   settings.text_flavour = "raw";
   for (int s = 0; s < settings.samples; ++s) {
     settings.offsets.push_back(s * settings.seqlen);
-    settings.sample_sha256.push_back(sha256_hex(std::to_string(s)));
+    settings.sample_sha256.push_back(sha256_hex(std::to_string(s) + text));
   }
   for (int l = 0; l < layers; ++l) settings.layer_index.push_back(2 * l);
   try {
