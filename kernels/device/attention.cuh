@@ -37,11 +37,14 @@ struct AttentionShared {
   WarpTotals<G> totals;
   /// Where registers do not suffice for keys beside all that is gathered of the values.
   static constexpr bool kPark = D * kTiles > 192 || (Keys::kSparse && D > 80);
-  static constexpr int kParkedSums = D > 192 ? 8 : kTiles > 1 && D > 96 && Keys::kSparse ? 7 : 0;
+  static constexpr bool kSparse = Keys::kSparse || Values::kSparse;
+  static constexpr int kParkedSums = D > 192 ? 8 : kSparse ? 2 : 0;
   float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
-  alignas(16) uint32_t key_word[4], value_word[4];     ///< of the head's tiles in a page, once a column
-  Patches<D, Keys::kSparse || Values::kSparse> patch;  ///< of keys, then of values
+  alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
+  Patches<D, kSparse> patch;                        ///< of keys, then of values
+  using Outliers = OutlierSumsOfWarps<Value, kTiles>;
+  Outliers outliers;
 };
 
 /// The fastest choice that every architecture can hold.
@@ -69,6 +72,7 @@ struct AttentionByWarp {
   using Shared = typename AttentionLayout<Config>::Shared;
   using Keys = typename Shared::Keys;
   using Values = typename Shared::Values;
+  using Outliers = typename Shared::Outliers;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Shared::D, G = Shared::G, kTiles = Shared::kTiles;
   /// Three where neither registers nor shared memory (228 KiB at most) forbid it.
@@ -93,7 +97,8 @@ struct AttentionByWarp {
     fill_key_tables<Keys, Key>(shared.tables.keys, p.key, p.rope, work.head, p.query,
                                work.row(block.z, p.key.heads, p.group), work.queries, G,
                                multiply(p.multiplier, kLog2E));
-    shared.tables.values.fill(p.value, work.head, thread_index());
+    shared.tables.values.levels.fill(Value::levels(p.value.layer, work.head), thread_index());
+    if constexpr (Outliers::kOwn) shared.outliers[at.warp].clear(at.lane);
     sync_block();
 
     Warp warp;
@@ -149,7 +154,7 @@ struct AttentionByWarp {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, block, at);
     }
     if constexpr (Keys::kSparse) {
-      const auto records = PageRecords::of<Key>(p.key, key_page, head, at.lane);
+      const auto records = PageRecords<kHoldsRecords<Key, kTiles>>::template of<Key>(p.key, key_page, head, at.lane);
       score_patched_page<Key>(score, key_codes, shared.patch[at.warp], p.key, key_page, records, key_tile, slots,
                               warp.query, shared.tables.keys, p.rope, at);
     } else {
@@ -174,13 +179,12 @@ struct AttentionByWarp {
     bool large = false;
     if constexpr (Value::kAxis == Axis::token) large = large_scales(value_range);
     soften(score, large, shared, warp, at);
-    if constexpr (kLate) value_codes.load(value_tile, 0, at.lane);
     if constexpr (Values::kSparse) {
-      mix_sparse_page<Value>(warp.mix, value_codes, shared.patch[at.warp], p.value, value_page, head, value_tile, score,
-                             value_range, shared.tables.values, at);
-    } else {
-      mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
+      mix_outliers<Value>(warp.mix, shared.outliers[at.warp], shared.patch[at.warp], p.value, value_page, head,
+                          value_tile, score, shared.tables.values, at);
     }
+    if constexpr (kLate) value_codes.load(value_tile, 0, at.lane);
+    mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
   }
 
   /// What comes after the pages. Nothing that it can find again is held in registers over the loop before.
@@ -188,7 +192,8 @@ struct AttentionByWarp {
     const Block block = block_index();
     const Lane at = this_lane();
     const Part& part = shared.work.part;
-    if constexpr (!Values::kPatched) settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
+    settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
+    if constexpr (Outliers::kOwn) add_outliers(warp.mix, shared.outliers[at.warp], at.lane);
     KVCC_ROLLED
     for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
@@ -262,6 +267,7 @@ struct AttentionByWarp {
         for (int q = 0; q < 2; ++q) factor[j][q] = exp2_approximate(factor[j][q]);
       }
       warp.mix.scale(factor);
+      if constexpr (Outliers::kOwn && kRuns > 1) shared.outliers[at.warp].scale(factor, at.lane);
     }
     KVCC_UNROLL
     for (int m = 0; m < kRuns; ++m) {

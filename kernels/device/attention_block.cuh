@@ -15,7 +15,7 @@ struct AttentionBlockShared {
   using Value = typename Config::Value;
   static constexpr int D = Key::kHeadDim;
   using Keys = KeyTables<Key, kBlockQueries, kKeyTable, kRelative>;
-  using Values = ValueTables<Value, kValueTable, false>;
+  using Values = ValueTables<Value, kValueTable>;
   Keys keys;
   Values values;
   TurnedQueries<Keys::kSteps> turned;

@@ -29,9 +29,9 @@ KVCC_DEVICE void fill_zero_points(Zeros& zeros, int run, const uint32_t (&range)
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Config>& codes,
                                     Patch<Config::kHeadDim>& zeros, const KvccCache& c, uint8_t* page,
-                                    const PageRecords& records, const uint32_t* tile, const Slots& slots,
-                                    const QueryFragments<Tables::kSteps, kTiles>& query, const Tables& s,
-                                    const KvccRope& rope, const Lane& at) {
+                                    const PageRecords<kHoldsRecords<Config, kTiles>>& records, const uint32_t* tile,
+                                    const Slots& slots, const QueryFragments<Tables::kSteps, kTiles>& query,
+                                    const Tables& s, const KvccRope& rope, const Lane& at) {
   using Codes = MmaCodes<Config>;
   using Zeros = Patch<Config::kHeadDim>;
   constexpr int kTogether = Tables::kTwo && Tables::kTurned > 0 ? 2 : 1;
@@ -47,7 +47,7 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
     const int run = m % Codes::kRuns, patched = m % Zeros::kRuns;
     if (m > 0 && run == 0) codes.load(tile, m / Codes::kRuns, at.lane);
     if (patched == 0) {
-      const BandRecords<Zeros::kBands> these(records, 2 * m, at.lane);
+      const BandRecords<Zeros::kBands, kHoldsRecords<Config, kTiles>> these(records, 2 * m, at.lane);
       if constexpr (!Tables::kChannel) {
         const auto* const from = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page));
         KVCC_UNROLL

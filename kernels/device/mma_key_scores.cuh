@@ -101,7 +101,8 @@ struct KeyScoresByWarp {
     }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
-      const auto records = PageRecords::of<Config>(p.cache, page, head, at.lane);
+      const auto records =
+          PageRecords<kHoldsRecords<Config, kTiles>>::template of<Config>(p.cache, page, head, at.lane);
       score_patched_page<Config>(score, codes, shared.patch[at.warp], p.cache, page, records, tile, slots, warp.query,
                                  shared.keys, p.rope, at);
     } else {

@@ -39,55 +39,73 @@ struct Patches {
   KVCC_DEVICE auto& operator[](uint32_t warp) { return of_warp[warp]; }
 };
 
-/// A page's records of one head, as a warp walks them.
+/// A page's records of one head, as a warp walks them. kHeld: what says where they lie is held in registers; else found
+/// anew for every run of tokens, where the dense part needs all registers.
+template <bool kHeld>
 struct PageRecords {
   const uint32_t* mine;  ///< mma::Record, place then value: from the lane's first on
+  const uint16_t* ends;
   uint32_t capacity;
-  Words<4> ends;  ///< two classes a word
+  Words<4> held;  ///< ends, two classes a word
 
   template <class Config>
   static KVCC_DEVICE PageRecords of(const KvccCache& c, uint8_t* page, int32_t head, uint32_t lane) {
-    // From a shuffle: the compiler would otherwise compute the address anew for every run of tokens.
-    const auto from = reinterpret_cast<const uint8_t*>(mma_records<Config>(c, page, head) + lane) - page;
-    return {reinterpret_cast<const uint32_t*>(page + shuffle(static_cast<uint32_t>(from), lane)),
-            static_cast<uint32_t>(c.sparse_capacity),
-            *reinterpret_cast<const Words<4>*>(mma_ends<Config>(c, page, head))};
+    PageRecords out;
+    out.capacity = static_cast<uint32_t>(c.sparse_capacity);
+    out.ends = mma_ends<Config>(c, page, head);
+    const auto* const mine = mma_records<Config>(c, page, head) + lane;
+    out.mine = reinterpret_cast<const uint32_t*>(mine);
+    if constexpr (kHeld) {
+      // From a shuffle: the compiler would otherwise compute the address anew for every run of tokens.
+      const auto from = static_cast<uint32_t>(reinterpret_cast<const uint8_t*>(mine) - page);
+      out.mine = reinterpret_cast<const uint32_t*>(page + shuffle(from, lane));
+      out.held = *reinterpret_cast<const Words<4>*>(out.ends);
+    }
+    return out;
   }
   /// Records of the bands before `band`, as the page has it.
   KVCC_DEVICE uint32_t end(int band) const {
     if (band == 0) return 0u;
-    const uint32_t both = ends.word[(band - 1) / 2];
+    if constexpr (!kHeld) return ends[band - 1];
+    const uint32_t both = held.word[(band - 1) / 2];
     return band % 2 == 0 ? both >> 16 : both & 0xffffu;
   }
 };
+/// Whether a configuration's registers suffice for kHeld.
+template <class Config, int kTiles>
+constexpr bool kHoldsRecords = Config::kBits <= 4 && Config::kHeadDim* kTiles <= 128;
 
 /// The records of kBands bands of 8 tokens: [begin, end) of the list, the lane's first one loaded. No end that no pack
 /// wrote leads past the list.
-template <int kBands>
+template <int kBands, bool kHeld>
 struct BandRecords {
   uint32_t begin, end, first;
 
-  KVCC_DEVICE BandRecords(const PageRecords& from, int band, uint32_t lane)
+  KVCC_DEVICE BandRecords(const PageRecords<kHeld>& from, int band, uint32_t lane)
       : begin(from.end(band)), end(from.end(band + kBands)), first(0) {
     end = end < from.capacity ? end : from.capacity;
-    if (begin + lane < end) first = from.mine[begin];
+    if (kHeld && begin + lane < end) first = from.mine[begin];
   }
   KVCC_DEVICE bool many() const { return end > begin + 32u; }  ///< more than a warp's lanes
 
   /// Calls place(record, its band, whether it is one): for the lane's first record even if it has none, so that lanes
-  /// do not part.
+  /// do not part (kHeld).
   template <class Place>
-  KVCC_DEVICE void each(const PageRecords& from, int band, uint32_t lane, const Place& place) const {
+  KVCC_DEVICE void each(const PageRecords<kHeld>& from, int band, uint32_t lane, const Place& place) const {
     const auto in = [&](uint32_t i) {
       uint32_t sum = 0;
       KVCC_UNROLL
       for (int b = 1; b < kBands; ++b) sum += i >= from.end(band + b) ? 1u : 0u;
       return sum;
     };
-    place(first, in(begin + lane), begin + lane < end);
-    if (!many()) return;
+    uint32_t i = begin;
+    if constexpr (kHeld) {
+      place(first, in(begin + lane), begin + lane < end);
+      if (!many()) return;
+      i += 32u;
+    }
     KVCC_ROLLED
-    for (uint32_t i = begin + 32u; i + lane < end; i += 32u) place(from.mine[i], in(i + lane), true);
+    for (; i + lane < end; i += 32u) place(from.mine[i], in(i + lane), true);
   }
 };
 

@@ -24,7 +24,8 @@ struct ValueMixByWarp {
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile;
   using Values = ValueTables<Config, fastest_table(Config::kBits)>;
   static constexpr int kTiles = G / kMmaQueries;
-  static constexpr int kMinBlocks = Values::kPatched ? 2 : D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
+  using Outliers = OutlierSumsOfWarps<Config, kTiles>;
+  static constexpr int kMinBlocks = D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
   static_assert(Config::kTensor == mma::Tensor::value);
 
   struct Shared {
@@ -35,6 +36,7 @@ struct ValueMixByWarp {
     WarpTotals<G> totals;
     Work work;
     Patches<D, Values::kSparse> patch;
+    Outliers outliers;
   };
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 
@@ -44,7 +46,8 @@ struct ValueMixByWarp {
     if (!serves<Config>(p.cache.layer, work.head)) return;
     const Lane at = this_lane();
     if (thread_index() == 0) shared.work = work;
-    shared.values.fill(p.cache, work.head, thread_index());
+    shared.values.levels.fill(Config::levels(p.cache.layer, work.head), thread_index());
+    if constexpr (Outliers::kOwn) shared.outliers[at.warp].clear(at.lane);
     sync_block();
 
     Warp warp;
@@ -77,7 +80,7 @@ struct ValueMixByWarp {
         i = next;
         number = next_number;
       }
-      if (i < work.part.page_end) new_units(most, warp);
+      if (i < work.part.page_end) new_units<true>(most, shared, warp, at);
     }
     finish(p, shared, warp);
   }
@@ -121,11 +124,10 @@ struct ValueMixByWarp {
     if (exceeds(weight, warp, most)) return false;
     scale_weights(weight, warp);
     if constexpr (Values::kSparse) {
-      mix_sparse_page<Config>(warp.mix, codes, shared.patch[at.warp], p.cache, page, head, tile, weight, range,
-                              shared.values, at);
-    } else {
-      mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
+      mix_outliers<Config>(warp.mix, shared.outliers[at.warp], shared.patch[at.warp], p.cache, page, head, tile, weight,
+                           shared.values, at);
     }
+    mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
     return true;
   }
 
@@ -134,7 +136,8 @@ struct ValueMixByWarp {
     const Block block = block_index();
     const Lane at = this_lane();
     const Part& part = shared.work.part;
-    if constexpr (!Values::kPatched) settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
+    settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
+    if constexpr (Outliers::kOwn) add_outliers(warp.mix, shared.outliers[at.warp], at.lane);
     KVCC_ROLLED
     for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
@@ -159,7 +162,7 @@ struct ValueMixByWarp {
       }
       if (ballot(value[0] != nullptr || value[1] != nullptr) == 0) continue;
       Most most;
-      if (exceeds(weight, warp, most)) new_units(most, warp);
+      if (exceeds(weight, warp, most)) new_units<false>(most, shared, warp, at);
       scale_weights(weight, warp);
       mix_exact(warp.mix, weight[0], value, at);
     }
@@ -216,7 +219,8 @@ struct ValueMixByWarp {
 
   /// A new reference, the least power of two above the weights so far, less the weights' exponent, and what was
   /// gathered so far in its unit.
-  static KVCC_DEVICE void new_units(const Most& most, Warp& warp) {
+  template <bool kPages>
+  static KVCC_DEVICE void new_units(const Most& most, Shared& shared, Warp& warp, const Lane& at) {
     if (ballot(most.large) != 0) warp.weight_exponent = 0;
     float factor[kTiles][2];
     KVCC_UNROLL
@@ -237,6 +241,7 @@ struct ValueMixByWarp {
       }
     }
     warp.mix.scale(factor);
+    if constexpr (kPages && Outliers::kOwn) shared.outliers[at.warp].scale(factor, at.lane);
   }
 
   static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block) {

@@ -11,7 +11,7 @@ namespace kvcc::device {
 template <class Config>
 struct ValueMixByBlock {
   using Params = KvccValueMixParams;
-  using Values = ValueTables<Config, fastest_table(Config::kBits), false>;
+  using Values = ValueTables<Config, fastest_table(Config::kBits)>;
   static constexpr int kThreads = KVCC_THREADS, kMinBlocks = Config::kBits == 8 ? 2 : 3;
   static constexpr int D = Config::kHeadDim;
   static_assert(Config::kTensor == mma::Tensor::value && kByBlock<D, Config::kGroupTile>);

@@ -8,8 +8,6 @@
 //   channel axis 1: together below 2^-8 for 128 K tokens
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/device/mma_common.cuh"
 
 namespace kvcc::device {
@@ -17,38 +15,13 @@ namespace kvcc::device {
 /// Weights lie in [0, 2^kWeightExponent] where scales of tokens stay below 2, else in [0, 1]: no product overflows.
 constexpr int kWeightExponent = 14;
 
-/// What the sparse part on the channel axis needs beside the levels, in the order of fragments: fp16, twice in a word.
-template <int D>
-struct ValueChannels {
-  alignas(16) uint32_t scale[D], zero[D];  ///< [channel / 16, channel mod 8, channel / 8 mod 2]
-
-  static KVCC_HD constexpr int place(int channel) { return (channel / 16 * 8 + channel % 8) * 2 + channel / 8 % 2; }
-  KVCC_DEVICE void fill(const KvccCache& c, int32_t head, uint32_t thread) {
-    for (int i = static_cast<int>(thread); i < D; i += KVCC_THREADS) {
-      const int64_t channel = static_cast<int64_t>(head) * D + i;
-      scale[place(i)] = pack_half2(c.scale[channel], c.scale[channel]);
-      zero[place(i)] = pack_half2(c.zero[channel], c.zero[channel]);
-    }
-  }
-};
-
-struct NoChannels {};
-
-/// What a block keeps in shared memory to read values. kByWarp: warps take whole pages.
-template <class Config, Table kTable, bool kByWarp = true>
+/// What a block keeps in shared memory to read values.
+template <class Config, Table kTable>
 struct ValueTables {
   static constexpr int D = Config::kHeadDim;
   static constexpr bool kSparse = kMmaSparse<Config>, kChannel = Config::kAxis == Axis::channel;
   static_assert(D % 16 == 0);
-  static constexpr bool kPatched = kByWarp && kSparse && kChannel;  ///< values are decoded in full
   LevelTable<Config::kBits, kTable> levels;
-  std::conditional_t<kPatched, ValueChannels<D>, NoChannels> channels;
-
-  /// A barrier must follow.
-  KVCC_DEVICE void fill(const KvccCache& c, int32_t head, uint32_t thread) {
-    levels.fill(Config::levels(c.layer, head), thread);
-    if constexpr (kPatched) channels.fill(c, head, thread);
-  }
 };
 
 /// Below every reference that a query can have.

@@ -33,7 +33,7 @@ class Mutation:
 
 BARRIER = "if (k > 0) sync_block();"
 
-PATCHED = "const BandRecords<Zeros::kBands> these(records, 2 * m, at.lane);\n"
+PATCHED = "const BandRecords<Zeros::kBands, kHoldsRecords<Config, kTiles>> these(records, 2 * m, at.lane);\n"
 DIFFERS = PATCHED.replace("Zeros", "Differs")
 
 MUTATIONS = [
@@ -163,7 +163,10 @@ MUTATIONS = [
     Mutation("outlier of values in the wrong octet", "mma_value_outliers.cuh", "word = channel / 8u % 2u + token / 8u % 2u * 2u;",
              "word = token / 8u % 2u + channel / 8u % 2u * 2u;", "value_mix", 64),
     Mutation("differences added by half", "mma_value_outliers.cuh", "multiply_half2(b[i / 2][i % 2], kTwo)", "b[i / 2][i % 2]", "value_mix", 64),
-    Mutation("patched values settled once more", "mma_value_mix.cuh", "if constexpr (!Values::kPatched) settle", "settle", "value_mix", 80),
+    Mutation("outliers' sums left in their old unit", "mma_value_mix.cuh",
+             "    if constexpr (kPages && Outliers::kOwn) shared.outliers[at.warp].scale(factor, at.lane);\n", "", "value_mix", 80),
+    Mutation("outliers' sums of the warp before", "mma_value_outliers.cuh", "return of_warp[kOwn ? warp : 0u];",
+             "return of_warp[kOwn ? warp & 2u : 0u];", "value_mix", 80),
     Mutation("ties taken once too often", "select_token.cuh", "lower_seen++ < lower.rank[0];",
              "lower_seen++ <= lower.rank[0];", "pack", 64),
     Mutation("lists copied to the source's places", "copy_pages.cuh", "list, source_list, target_list}",
