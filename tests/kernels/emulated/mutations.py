@@ -33,8 +33,7 @@ class Mutation:
 
 BARRIER = "if (k > 0) sync_block();"
 
-PATCHED = "const BandRecords<Zeros::kBands, kHoldsRecords<Config, kTiles>> these(records, 2 * m, at.lane);\n"
-DIFFERS = PATCHED.replace("Zeros", "Differs")
+DIFFERS = "const BandRecords<Differs::kBands, kHoldsRecords<Config, kTiles>> these(records, 2 * m, at.lane);\n"
 
 MUTATIONS = [
     # -- barriers
@@ -133,7 +132,8 @@ MUTATIONS = [
     Mutation("records of no channel taken for some", "mma_patch.cuh", "return D == 256 || (record", "return true || (record", "key_scores", 64),
     Mutation("infinite zero-point", "mma_patch.cuh", "magnitude < 0x7bffu ? magnitude : 0x7bffu", "magnitude", "key_scores", 64),
     # -- patches
-    Mutation("no warp barrier before the keys' patch is filled again", "mma_key_outliers.cuh", PATCHED + "      sync_warp();", PATCHED,
+    Mutation("no warp barrier before the keys' patch is filled again", "mma_key_outliers.cuh",
+             "      sync_warp();\n      if (!Tables::kChannel || many)", "      if (!Tables::kChannel || many)",
              "key_scores", 64, tsan=True),
     Mutation("no warp barrier between zero-points and outliers", "mma_key_outliers.cuh", "      sync_warp();\n      used = kNone;",
              "      used = kNone;", "key_scores", 64, tsan=True),
