@@ -25,7 +25,9 @@ struct ValueMixByWarp {
   using Values = ValueTables<Config, fastest_table(Config::kBits)>;
   static constexpr int kTiles = G / kMmaQueries;
   using Outliers = OutlierSumsOfWarps<Config, kTiles>;
-  static constexpr int kMinBlocks = D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
+  static constexpr int kMinBlocks = D * kTiles <= (kMmaSparse<Config> && Config::kBits == 8 ? 64 : 96) ? 4
+                                    : D * kTiles <= 128                                                ? 3
+                                                                                                       : 2;
   static_assert(Config::kTensor == mma::Tensor::value);
 
   struct Shared {
