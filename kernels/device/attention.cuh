@@ -36,12 +36,15 @@ struct AttentionShared {
   };
   WarpTotals<G> totals;
   /// Where registers do not suffice for keys beside all that is gathered of the values.
-  static constexpr bool kPark = D * kTiles > 192;
-  static constexpr int kParkedSums = D > 192 ? 8 : kMmaSparse<Key> || Values::kSparse ? 2 : 0;
+  static constexpr bool kPark = D * kTiles > 192 || (Keys::kSparse && D > 80);
+  static constexpr bool kSparse = Keys::kSparse || Values::kSparse;
+  static constexpr int kParkedSums = D > 192 ? 8 : kSparse ? 2 : 0;
   float parked[kPark ? kMmaWarps : 1][kPark ? Mix<D, kTiles>::parked(kParkedSums) * 32 : 1];
   Work work;
   alignas(16) uint32_t key_word[4], value_word[4];  ///< of the head's tiles in a page, once a column
-  OutlierSums<Values::kSparse ? D : 16, kTiles> outliers[kMmaSparse<Key> || Values::kSparse ? kMmaWarps : 1];
+  Patches<D, kSparse> patch;                        ///< of keys, then of values
+  using Outliers = OutlierSumsOfWarps<Value, kTiles>;
+  Outliers outliers;
 };
 
 /// The fastest choice that every architecture can hold.
@@ -69,13 +72,14 @@ struct AttentionByWarp {
   using Shared = typename AttentionLayout<Config>::Shared;
   using Keys = typename Shared::Keys;
   using Values = typename Shared::Values;
+  using Outliers = typename Shared::Outliers;
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Shared::D, G = Shared::G, kTiles = Shared::kTiles;
   /// Three where neither registers nor shared memory (228 KiB at most) forbid it.
   static constexpr int kMinBlocks =
       kTiles == 1 && D <= 128 && sizeof(Shared) <= 76 * 1024 &&
               (D <= 80 || (Key::kBits <= 3 && Value::kBits <= 3 &&
-                           (Key::kRope != Rope::interleaved || Key::kAxis == Axis::channel)))
+                           ((Key::kRope != Rope::interleaved && !Keys::kSparse) || Key::kAxis == Axis::channel)))
           ? 3
           : 2;
   static_assert(Value::kHeadDim == D && Key::kTensor == mma::Tensor::key && Value::kTensor == mma::Tensor::value);
@@ -94,7 +98,7 @@ struct AttentionByWarp {
                                work.row(block.z, p.key.heads, p.group), work.queries, G,
                                multiply(p.multiplier, kLog2E));
     shared.tables.values.levels.fill(Value::levels(p.value.layer, work.head), thread_index());
-    if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
+    if constexpr (Outliers::kOwn) shared.outliers[at.warp].clear(at.lane);
     sync_block();
 
     Warp warp;
@@ -141,18 +145,21 @@ struct AttentionByWarp {
         Shared::kPark && kTiles == 1;  // codes are loaded after the outliers, whose code needs the registers
     if constexpr (!kLate) key_codes.load(key_tile, 0, at.lane);
     uint32_t key_range[8] = {};
-    if constexpr (Key::kAxis == Axis::token) load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
+    if constexpr (Key::kAxis == Axis::token && !Keys::kSparse)
+      load_ranges<Key>(p.key, key_page, slots, at.row, key_range);
     if constexpr (Shared::kPark) warp.mix.template park<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
     float score[kMmaSteps][kTiles][4] = {};
-    if constexpr (Keys::kSparse) {
-      score_outliers<Key>(score, shared.outliers[at.warp].weight, p.key, key_page, key_tile, head, block,
-                          shared.tables.keys, p.rope);
-    }
     if constexpr (kLate) key_codes.load(key_tile, 0, at.lane);
     if constexpr (Key::kRope != Rope::none) {
       turn_queries<Key>(warp.query, shared.tables.keys, p.rope, block, at);
     }
-    score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
+    if constexpr (Keys::kSparse) {
+      const auto records = PageRecords<kHoldsRecords<Key, kTiles>>::template of<Key>(p.key, key_page, head, at.lane);
+      score_patched_page<Key>(score, key_codes, shared.patch[at.warp], p.key, key_page, records, key_tile, slots,
+                              warp.query, shared.tables.keys, p.rope, at);
+    } else {
+      score_page<Key>(score, key_codes, key_tile, key_range, warp.query, shared.tables.keys, p.rope, p.key.sink, at);
+    }
     if constexpr (Shared::kPark) warp.mix.template unpark<Shared::kParkedSums>(shared.parked[at.warp], at.lane);
     MmaCodes<Value> value_codes;  // in flight during the softmax; earlier, they would take the keys' registers
     if constexpr (!kLate) value_codes.load(value_tile, 0, at.lane);
@@ -173,7 +180,8 @@ struct AttentionByWarp {
     if constexpr (Value::kAxis == Axis::token) large = large_scales(value_range);
     soften(score, large, shared, warp, at);
     if constexpr (Values::kSparse) {
-      mix_outliers<Value>(shared.outliers[at.warp], p.value, value_page, value_tile, head, score, shared.tables.values);
+      mix_outliers<Value>(warp.mix, shared.outliers[at.warp], shared.patch[at.warp], p.value, value_page, head,
+                          value_tile, score, shared.tables.values, at);
     }
     if constexpr (kLate) value_codes.load(value_tile, 0, at.lane);
     mix_page<Value>(warp.mix, value_codes, value_tile, score, value_range, shared.tables.values, at);
@@ -185,7 +193,7 @@ struct AttentionByWarp {
     const Lane at = this_lane();
     const Part& part = shared.work.part;
     settle<Value, Values>(warp.mix, p.value, shared.work.head, at);
-    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
+    if constexpr (Outliers::kOwn) add_outliers(warp.mix, shared.outliers[at.warp], at.lane);
     KVCC_ROLLED
     for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
@@ -259,7 +267,7 @@ struct AttentionByWarp {
         for (int q = 0; q < 2; ++q) factor[j][q] = exp2_approximate(factor[j][q]);
       }
       warp.mix.scale(factor);
-      if constexpr (Values::kSparse && kRuns > 1) shared.outliers[at.warp].scale(factor, at);
+      if constexpr (Outliers::kOwn && kRuns > 1) shared.outliers[at.warp].scale(factor, at.lane);
     }
     KVCC_UNROLL
     for (int m = 0; m < kRuns; ++m) {

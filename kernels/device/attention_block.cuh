@@ -14,7 +14,7 @@ struct AttentionBlockShared {
   using Key = typename Config::Key;
   using Value = typename Config::Value;
   static constexpr int D = Key::kHeadDim;
-  using Keys = KeyTables<Key, kBlockQueries, kKeyTable, kRelative, false>;
+  using Keys = KeyTables<Key, kBlockQueries, kKeyTable, kRelative>;
   using Values = ValueTables<Value, kValueTable>;
   Keys keys;
   Values values;

@@ -118,7 +118,10 @@ KVCC_DEVICE void score_run(float (&score)[kBlockTiles][4], const RunCodes<Config
       const int k = k0 + i;
       if (k >= Tables::kSteps) continue;
       Words<4> scale, zero;
-      if constexpr (Tables::kChannel) {
+      if constexpr (Tables::kChannel && Tables::kSparse) {
+        const auto of = *reinterpret_cast<const Words<2>*>(s.scale + s.scale_place(k, static_cast<int>(at.column), 0));
+        scale = {{of.word[0], of.word[0], of.word[1], of.word[1]}};
+      } else if constexpr (Tables::kChannel) {
         scale = *reinterpret_cast<const Words<4>*>(s.scale + (k * 4 + at.column) * 4);
         zero = {{scale.word[1], scale.word[1], scale.word[3], scale.word[3]}};
         scale = {{scale.word[0], scale.word[0], scale.word[2], scale.word[2]}};

@@ -39,14 +39,14 @@ using OutlierTilesWhere = std::conditional_t<kSparse, OutlierTiles<D>, NoOutlier
 template <class Config, class Do>
 KVCC_DEVICE void each_record(const KvccCache& c, uint8_t* page, int32_t head, uint32_t run, const Slots& slots,
                              uint32_t lane, const Do& action) {
-  const Records first = records_of<Config>(c, page, head, 2u * run);
-  const Records second = records_of<Config>(c, page, head, 2u * run + 1u);
-  const uint32_t of_first = first.end - first.begin, all = of_first + second.end - second.begin;
+  const uint16_t* const ends = mma_ends<Config>(c, page, head);
+  const mma::Record* const list = mma_records<Config>(c, page, head);
+  const uint32_t capacity = static_cast<uint32_t>(c.sparse_capacity), of_second = ends[2u * run];
+  const uint32_t end = ends[2u * run + 1u] < capacity ? ends[2u * run + 1u] : capacity;
   KVCC_ROLLED
-  for (uint32_t i = lane; i < all; i += 32) {
-    const bool in_first = i < of_first;
-    const mma::Record record = first.list[in_first ? first.begin + i : second.begin + (i - of_first)];
-    const mma::Element element = mma::record_element(record.place, 2u * run + (in_first ? 0u : 1u));
+  for (uint32_t i = (run > 0 ? ends[2u * run - 1u] : 0u) + lane; i < end; i += 32) {
+    const mma::Record record = list[i];
+    const mma::Element element = mma::record_element(record.place, 2u * run + (i < of_second ? 0u : 1u));
     if (slots.has(static_cast<int32_t>(element.token)) && element.channel < static_cast<uint32_t>(Config::kHeadDim)) {
       action(record, element);
     }
@@ -65,8 +65,8 @@ KVCC_DEVICE void fill_zeros(OutlierTiles<Config::kHeadDim>& to, const Tables& s,
   for (int k = 0; k < Tables::kSteps; ++k) {
     Words<4> zero;
     if constexpr (Tables::kChannel) {
-      const auto scale = *reinterpret_cast<const Words<4>*>(s.scale + (k * 4 + at.column) * 4);
-      zero = {{scale.word[1], scale.word[1], scale.word[3], scale.word[3]}};
+      const auto of = *reinterpret_cast<const Words<2>*>(s.scale + s.zero_place(k, static_cast<int>(at.column), 0));
+      zero = {{of.word[0], of.word[0], of.word[1], of.word[1]}};
     } else {
       zero = {{broadcast_high(range[0]), broadcast_high(range[1]), broadcast_high(range[0]), broadcast_high(range[1])}};
     }
@@ -78,7 +78,7 @@ KVCC_DEVICE void fill_zeros(OutlierTiles<Config::kHeadDim>& to, const Tables& s,
     const float level = low_half(record_level<Config>(s.levels, tile, record.place, element, lane_at));
     uint32_t scale;
     if constexpr (Tables::kChannel) {
-      scale = s.channel_scale[element.channel];
+      scale = s.channel[element.channel].word[0];
     } else {
       scale = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[element.token];
     }

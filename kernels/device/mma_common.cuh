@@ -295,27 +295,6 @@ KVCC_DEVICE Half2 record_level(const LevelTable<Config::kBits, kTable>& levels, 
   return levels.level(code, lane_offset);
 }
 
-/// A class's records: [begin, end) of the tile's list, none past what the page holds. begin <= end whatever the page's
-/// class ends are.
-struct Records {
-  const mma::Record* list;
-  uint32_t begin, end;
-};
-/// Records of a tile, at most those that the page holds.
-template <class Config>
-KVCC_DEVICE uint32_t record_count(const KvccCache& c, const uint16_t* ends) {
-  const uint32_t last = ends[mma::kClasses - 1u], capacity = static_cast<uint32_t>(c.sparse_capacity);
-  return last < capacity ? last : capacity;
-}
-template <class Config>
-KVCC_DEVICE Records records_of(const KvccCache& c, uint8_t* page, int32_t head, uint32_t record_class) {
-  const uint16_t* ends = mma_ends<Config>(c, page, head);
-  const uint32_t capacity = static_cast<uint32_t>(c.sparse_capacity);
-  const uint32_t begin = record_class > 0 ? ends[record_class - 1u] : 0u, last = ends[record_class];
-  const uint32_t end = last < capacity ? last : capacity;
-  return {mma_records<Config>(c, page, head), begin < end ? begin : end, end};
-}
-
 /// The ranges of tokens 8 band + row, 0 (which decodes to 0) of slots that are not visible: their bytes may be any.
 template <class Config>
 KVCC_DEVICE void load_ranges(const KvccCache& c, uint8_t* page, const Slots& slots, uint32_t row,

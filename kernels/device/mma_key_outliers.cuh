@@ -1,107 +1,117 @@
-// The sparse part of a page of keys: what each outlier differs from the decoded value that stands in its place, times
-// the queries, added to its token's score.
-//   cost: 170 instructions of a warp for up to four records of each class (8 queries, half-split pairs, sm_90), until
-//   the longest class is done; about 8 an outlier where 1 % of a tile of 128 channels are
+// Scores of keys with a sparse part: the zero-points that decoding adds come from a patch (mma_patch.cuh), and that of
+// an outlier is such that level * scale + zero-point is the value of its record. No further arithmetic an element.
+//   cost: see tests/kernels/ptx/test_full_outliers.py
 #pragma once
 
 #include "kernels/device/mma_keys.cuh"
+#include "kernels/device/mma_patch.cuh"
 
 namespace kvcc::device {
 
-/// score = sums of a page's outliers, C fragments as score_page adds to. Quad g takes the records of class g, lane t of
-/// it queries 2 t and 2 t + 1: no two lanes write one sum. `sums`: the warp's own [tile of queries, 64, 8].
-template <class Config, class Tables, int kTiles>
-KVCC_DEVICE void score_outliers(float (&score)[kMmaSteps][kTiles][4], float* sums, const KvccCache& c, uint8_t* page,
-                                const uint32_t* tile, int32_t head, int32_t block, const Tables& s,
-                                const KvccRope& rope) {
-  const Lane at = fresh_lane();
-  constexpr int D = Tables::D, kHalfR = Config::kRotaryDim / 2;
-  const Records records = records_of<Config>(c, page, head, at.row);
-  const uint32_t lane_at = s.levels.lane_offset(at.lane);
-  uint32_t steps = records.end - records.begin;  // of the longest class: shuffles need all lanes
+/// Zero-points of run `run` of the patch: of channels, or of tokens row and row + 8 of the run, ranges `range`.
+template <class Config, class Tables, class Zeros>
+KVCC_DEVICE void fill_zero_points(Zeros& zeros, int run, const uint32_t (&range)[2], const Tables& s, const Lane& at) {
   KVCC_UNROLL
-  for (uint32_t lanes = 4; lanes < 32; lanes *= 2) {
-    const uint32_t other = shuffle_xor(steps, lanes);
-    steps = other > steps ? other : steps;
-  }
-  KVCC_UNROLL
-  for (int j = 0; j < kTiles; ++j) {
-    KVCC_UNROLL
-    for (int token = 0; token < 8; ++token) {
-      float* sum = sums + (j * 64 + at.row * 8 + token) * 8 + 2 * at.column;
-      sum[0] = 0;
-      sum[1] = 0;
-    }
-  }
-  KVCC_ROLLED
-  for (uint32_t i = 0; i < steps; i += 4) {
-    // Each lane prepares one record: the queries' factors of its channel and of the channel's rotary partner.
-    const uint32_t mine = records.begin + i + at.column;
-    const bool any = mine < records.end;
-    const mma::Record record = any ? records.list[mine] : mma::Record{0, 0};
-    const mma::Element element = mma::record_element(record.place, at.row);
-    const Half2 level = record_level<Config>(s.levels, tile, record.place, element, lane_at);
-    uint32_t scale;
+  for (int k = 0; k < Tables::kSteps; ++k) {
+    Words<4> to;
     if constexpr (Tables::kChannel) {
-      scale = s.channel_scale[element.channel];
+      const auto zero = *reinterpret_cast<const Words<2>*>(s.scale + s.zero_place(k, static_cast<int>(at.column), 0));
+      to = {{zero.word[0], zero.word[0], zero.word[1], zero.word[1]}};
     } else {
-      scale = any ? reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[element.token] : 0u;
+      const Half2 first = broadcast_high(range[0]), second = broadcast_high(range[1]);
+      to = {{first, second, first, second}};
     }
-    const Half2 decoded = fma_half2(level, broadcast_low(scale), broadcast_high(scale));
-    const float differs = any ? add(half_to_float(record.value), -low_half(decoded)) : 0.0f;
-    float own = differs, other = 0;
-    uint32_t partner = element.channel;
-    if constexpr (Config::kRope != Rope::none) {
-      if (any && element.channel < static_cast<uint32_t>(Config::kRotaryDim)) {
-        constexpr bool kHalf = Config::kRope == Rope::half;
-        const bool first = kHalf ? element.channel < static_cast<uint32_t>(kHalfR) : element.channel % 2u == 0;
-        const uint32_t pair = !kHalf ? element.channel / 2u : first ? element.channel : element.channel - kHalfR;
-        partner = !kHalf ? element.channel ^ 1u : first ? element.channel + kHalfR : pair;
-        const int32_t r = c.sink % KVCC_ROPE_BLOCK + static_cast<int32_t>(element.token);
-        const float rc = half_to_float(rope.relative_cosine[r * kHalfR + pair]);
-        const float rs = half_to_float(rope.relative_sine[r * kHalfR + pair]);
-        const int64_t base = static_cast<int64_t>(block) * kHalfR + pair;
-        const float bc = rope.base_cosine[base], bs = rope.base_sine[base];
-        const float cosine = fused_multiply_add(bc, rc, -multiply(bs, rs));
-        const float sine = fused_multiply_add(bs, rc, multiply(bc, rs));
-        own = multiply(differs, cosine);
-        other = multiply(differs, first ? sine : -sine);
-      }
-    }
-    const uint32_t places = element.channel | partner << 8 | element.token << 16;
-    KVCC_UNROLL
-    for (uint32_t from = 0; from < 4; ++from) {
-      const uint32_t source = (at.lane & 28u) + from;
-      const uint32_t where = shuffle(places, source);
-      const float factor = bits_float(shuffle(float_bits(own), source));
-      const float partner_factor = bits_float(shuffle(float_bits(other), source));
-      KVCC_UNROLL
-      for (int j = 0; j < kTiles; ++j) {
-        const float* query = s.plain_query + j * D * 8 + 2 * at.column;
-        const Float2 x = *reinterpret_cast<const Float2*>(query + (where & 255u) * 8);
-        const Float2 y = *reinterpret_cast<const Float2*>(query + (where >> 8 & 255u) * 8);
-        auto* sum = reinterpret_cast<Float2*>(sums + (j * 64 + (where >> 16)) * 8 + 2 * at.column);
-        Float2 now = *sum;
-        KVCC_UNROLL
-        for (int q = 0; q < 2; ++q) {
-          now.x[q] = fused_multiply_add(factor, x.x[q], now.x[q]);
-          now.x[q] = fused_multiply_add(partner_factor, y.x[q], now.x[q]);
-        }
-        *sum = now;
-      }
-    }
+    zeros.fragment[(run * Tables::kSteps + k) * 32 + static_cast<int>(at.lane)] = to;
   }
-  sync_warp();
+}
+
+/// As score_page, of a page with a sparse part.
+template <class Config, class Tables, int kTiles>
+KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Config>& codes,
+                                    Patch<Config::kHeadDim>& zeros, const KvccCache& c, uint8_t* page,
+                                    const PageRecords<kHoldsRecords<Config, kTiles>>& records, const uint32_t* tile,
+                                    const Slots& slots, const QueryFragments<Tables::kSteps, kTiles>& query,
+                                    const Tables& s, const KvccRope& rope, const Lane& at) {
+  using Codes = MmaCodes<Config>;
+  using Zeros = Patch<Config::kHeadDim>;
+  constexpr int kTogether = Tables::kTwo && Tables::kTurned > 0 ? 2 : 1;
+  const uint32_t lane_at = s.levels.lane_offset(at.lane);
+  const uint32_t first = shuffle(static_cast<uint32_t>(c.sink) % KVCC_ROPE_BLOCK + at.row, at.lane);
+  const RelativeRow<Config> relative(rope, static_cast<int32_t>(first), at.column);
+  constexpr uint32_t kNone = 0xffffffffu;
+  uint32_t used = kNone;  // number that the lane's record of the runs before has taken, and its zero-point
+  bool many = true;
+  uint32_t range[Zeros::kBands] = {};  // as load_ranges has them, of the patch's tokens
   KVCC_UNROLL
-  for (int j = 0; j < kTiles; ++j) {
+  for (int m = 0; m < kMmaSteps; ++m) {
+    const int run = m % Codes::kRuns, patched = m % Zeros::kRuns;
+    if (m > 0 && run == 0) codes.load(tile, m / Codes::kRuns, at.lane);
+    if (patched == 0) {
+      const BandRecords<Zeros::kBands, kHoldsRecords<Config, kTiles>> these(records, 2 * m, at.lane);
+      if constexpr (!Tables::kChannel) {
+        const auto* const from = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page));
+        KVCC_UNROLL
+        for (int band = 0; band < Zeros::kBands; ++band) {
+          const int32_t slot = 16 * m + 8 * band + static_cast<int32_t>(at.row);
+          range[band] = slots.has(slot) ? from[slot] : 0u;
+        }
+      }
+      sync_warp();
+      if (!Tables::kChannel || many) {
+        KVCC_UNROLL
+        for (int i = 0; i < Zeros::kRuns; ++i) {
+          const uint32_t both[2] = {range[2 * i], range[2 * i + 1]};
+          fill_zero_points<Config>(zeros, i, both, s, at);
+        }
+      } else if (used != kNone) {
+        zeros.number(used & 0xffffu) = static_cast<uint16_t>(used >> 16);
+      }
+      sync_warp();
+      used = kNone;
+      these.each(records, 2 * m, at.lane, [&](uint32_t record, uint32_t band, bool is) {
+        is = is && is_of_head<Tables::D>(record);
+        record = is ? record : 0u;
+        const Words<2> channel = s.channel[record & 255u];
+        uint32_t scale = channel.word[0];
+        if constexpr (!Tables::kChannel) {
+          const uint32_t token = static_cast<uint32_t>(16 * m) + 8u * band + (record >> 8 & 7u);
+          scale = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[token];
+        }
+        const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
+        const uint32_t to = channel.word[1] + (record >> 8 & 7u) * Zeros::place(0, 4, 0, 0) +
+                            band % 2u * Zeros::place(0, 0, 1, 0) + band / 2u * Zeros::kRun;
+        const uint16_t zero = finite_half(fma_half2(negate_half2(level), scale, record >> 16));
+        if (is) zeros.number(to) = zero;
+        if (is && Tables::kChannel) used = to | (scale & 0xffff0000u);
+      });
+      many = these.many();
+      sync_warp();
+    }
+    Words<4> scale{};  // of two steps
     KVCC_UNROLL
-    for (int band = 0; band < 8; ++band) {
-      const float* sum = sums + (j * 64 + band * 8 + at.row) * 8 + 2 * at.column;
-      score[band / 2][j][band % 2 * 2] = sum[0];
-      score[band / 2][j][band % 2 * 2 + 1] = sum[1];
+    for (int k0 = 0; k0 < Tables::kSteps; k0 += kTogether) {
+      Words<2> turn[kTogether][2];
+      load_turns(turn, s, relative, 16 * m, k0, at);
+      KVCC_UNROLL
+      for (int i = 0; i < kTogether; ++i) {
+        const int k = k0 + i;
+        if (k >= Tables::kSteps) continue;
+        const Words<4> zero = zeros.at(patched, k, at.lane);
+        if (Tables::kChannel && k % 2 == 0) {
+          scale = *reinterpret_cast<const Words<4>*>(s.scale + s.scale_place(k, static_cast<int>(at.column), 0));
+        }
+        uint32_t a[4];
+        KVCC_UNROLL
+        for (int part = 0; part < 4; ++part) {
+          const int band = part % 2, second = part / 2;
+          const Half2 level = level_pair(s.levels, codes, 2 * run + band, Tables::octet(k, second), lane_at);
+          const Half2 by = Tables::kChannel ? scale.word[k % 2 * 2 + second] : broadcast_low(range[2 * patched + band]);
+          a[part] = fma_half2(level, by, zero.word[part]);
+        }
+        multiply_step<Config>(score[m], a, turn[i], k < Tables::kTurned, query.b[k]);
+      }
     }
   }
-  sync_warp();  // before the sums are written again
 }
 
 }  // namespace kvcc::device

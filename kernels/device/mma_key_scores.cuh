@@ -19,7 +19,7 @@ struct KeyScoresShared {
   using Keys = KeyTables<Config, G, kTable, kRelative>;
   Keys keys;
   Work work;
-  alignas(16) float outliers[Keys::kSparse ? kMmaWarps : 1][Keys::kSparse ? G * 64 : 4];
+  Patches<Config::kHeadDim, Keys::kSparse> patch;
 };
 
 /// Warps take whole pages.
@@ -94,15 +94,20 @@ struct KeyScoresByWarp {
     MmaCodes<Config> codes;
     codes.load(tile, 0, at.lane);
     uint32_t range[8] = {};
-    if constexpr (Config::kAxis == Axis::token) load_ranges<Config>(p.cache, page, slots, at.row, range);
+    if constexpr (Config::kAxis == Axis::token && !Keys::kSparse)
+      load_ranges<Config>(p.cache, page, slots, at.row, range);
     if constexpr (Config::kRope != Rope::none) {
       turn_queries<Config>(warp.query, shared.keys, p.rope, block, at);
     }
     float score[kMmaSteps][kTiles][4] = {};
     if constexpr (Keys::kSparse) {
-      score_outliers<Config>(score, shared.outliers[at.warp], p.cache, page, tile, head, block, shared.keys, p.rope);
+      const auto records =
+          PageRecords<kHoldsRecords<Config, kTiles>>::template of<Config>(p.cache, page, head, at.lane);
+      score_patched_page<Config>(score, codes, shared.patch[at.warp], p.cache, page, records, tile, slots, warp.query,
+                                 shared.keys, p.rope, at);
+    } else {
+      score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);
     }
-    score_page<Config>(score, codes, tile, range, warp.query, shared.keys, p.rope, p.cache.sink, at);
     const int32_t first = p.cache.sink + i * KVCC_PAGE_TOKENS + static_cast<int32_t>(at.row);
     KVCC_UNROLL
     for (int m = 0; m < kMmaSteps; ++m) {

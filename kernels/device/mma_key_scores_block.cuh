@@ -10,7 +10,7 @@ namespace kvcc::device {
 
 template <class Config, Table kTable, bool kRelative>
 struct KeyScoresBlockShared {
-  using Keys = KeyTables<Config, Config::kGroupTile, kTable, kRelative, false>;
+  using Keys = KeyTables<Config, Config::kGroupTile, kTable, kRelative>;
   Keys keys;
   Work work;
   TurnedQueries<Keys::kSteps> turned[Config::kRope == Rope::none ? 1 : 2];  ///< of a page, and of the next

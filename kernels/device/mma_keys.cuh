@@ -8,17 +8,17 @@
 //   over random configurations: below 2^-11 in that unit
 #pragma once
 
-#include "kernels/device/mma_common.cuh"
+#include "kernels/device/mma_patch.cuh"
 
 namespace kvcc::device {
 
 /// What a block keeps in shared memory to read keys. kGroup: queries, a multiple of 8. kRelative: the relative rotary
-/// table lies here, else it is read from global memory. kPlain: queries as score_outliers takes them lie here too.
-template <class Config, int kGroup, Table kTable, bool kRelative, bool kPlain = kMmaSparse<Config>>
+/// table lies here, else it is read from global memory.
+template <class Config, int kGroup, Table kTable, bool kRelative>
 struct KeyTables {
   static constexpr int D = Config::kHeadDim, R = Config::kRotaryDim, kSteps = D / 16, kTurned = R / 16;
   static constexpr bool kSparse = kMmaSparse<Config>, kChannel = Config::kAxis == Axis::channel;
-  static constexpr bool kRelativeHere = kRelative && R > 0, kPlainHere = kPlain;
+  static constexpr bool kRelativeHere = kRelative && R > 0;
   static_assert(D % 16 == 0 && R % 16 == 0 && R <= D);
   static_assert(Config::kRope == Rope::none ? R == 0 : R > 0);
   /// Entries of two steps are loaded at once where there are pairs of steps. Rows are then padded to an odd number of
@@ -27,21 +27,38 @@ struct KeyTables {
   static constexpr int kRowWords = kTurned * 8 + (kTwo && kTurned % 4 == 0 ? 16 : 0);
 
   LevelTable<Config::kBits, kTable> levels;
-  /// [step, column]: scale and zero of the first octet's two channels, then of the second's.
-  alignas(16) uint32_t scale[kChannel ? kSteps * 16 : 4];
+  /// [step, column]: scale and zero of the first octet's two channels, then of the second's. With a sparse part, whose
+  /// zero-points come from a patch: [two steps, column] scales of the first step's octets, then of the second's; after
+  /// all of them [step, column] the zero-points.
+  alignas(16) uint32_t scale[kChannel ? (kSteps + kSparse) * 16 : 4];
+  static KVCC_HD constexpr int scale_place(int step, int column, int second) {
+    return kSparse ? (step / 2 * 4 + column) * 4 + step % 2 * 2 + second : (step * 4 + column) * 4 + second * 2;
+  }
+  static KVCC_HD constexpr int zero_place(int step, int column, int second) {
+    return kSparse ? (kSteps + 1) / 2 * 16 + (step * 4 + column) * 2 + second : scale_place(step, column, second) + 1;
+  }
   /// [tile of queries, step, lane]: channels of the first octet, then of the second, of query `row`; f32, with the
   /// multiplier, times a power of two a query that brings the largest into [2^12, 2^13).
   alignas(16) float query[kGroup / 8 * kSteps * 32 * 4];
   float back[kGroup];  ///< inverse of the powers of two
   /// [slot, step, column] as entry() has it.
   alignas(16) uint32_t relative[kRelativeHere ? KVCC_ROPE_BLOCK * kRowWords : 4];
-  alignas(16) float plain_query[kPlain ? kGroup * D : 4];  ///< [tile of queries, channel, 8]; the same numbers
-  uint32_t channel_scale[kSparse && kChannel ? D : 1];     ///< scale, zero
+  /// Scale and zero-point (channel axis), and where the patch has the channel of the first token.
+  Words<2> channel[kSparse ? D : 1];
 
   /// Octets of a step: rotary partners meet in it.
   static KVCC_HD constexpr int octet(int step, int second) {
     if (Config::kRope == Rope::half && step < kTurned) return step + second * kTurned;
     return 2 * step + second;
+  }
+  /// Inverse of octet(): where the patch of zero-points has a channel of its first token.
+  static KVCC_HD constexpr uint32_t patch_place(int channel) {
+    const int octet = channel / 8;
+    const bool apart = Config::kRope == Rope::half && octet < 2 * kTurned;
+    const int step = apart ? octet % larger(kTurned, 1) : octet / 2;
+    const int second = apart ? octet / larger(kTurned, 1) : octet % 2;
+    return Patch<D>::place(static_cast<uint32_t>(step), static_cast<uint32_t>(channel % 8 / 2),
+                           2u * static_cast<uint32_t>(second), static_cast<uint32_t>(channel % 2));
   }
 };
 
@@ -90,13 +107,17 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
     const float* zero = c.zero + static_cast<int64_t>(head) * D;
     for (int i = static_cast<int>(thread); i < Tables::kSteps * 8; i += KVCC_THREADS) {
       const int channel = Tables::octet(i / 8, i % 2) * 8 + i / 2 % 4 * 2;
-      uint32_t* to = s.scale + (i / 2 * 4 + i % 2 * 2);
-      to[0] = pack_half2(scale[channel], scale[channel + 1]);
-      to[1] = pack_half2(zero[channel], zero[channel + 1]);
+      s.scale[s.scale_place(i / 8, i / 2 % 4, i % 2)] = pack_half2(scale[channel], scale[channel + 1]);
+      s.scale[s.zero_place(i / 8, i / 2 % 4, i % 2)] = pack_half2(zero[channel], zero[channel + 1]);
     }
-    if constexpr (Tables::kSparse) {
-      for (int i = static_cast<int>(thread); i < D; i += KVCC_THREADS)
-        s.channel_scale[i] = pack_half2(scale[i], zero[i]);
+  }
+  if constexpr (Tables::kSparse) {
+    for (int i = static_cast<int>(thread); i < D; i += KVCC_THREADS) {
+      s.channel[i] = {{0u, Tables::patch_place(i)}};
+      if constexpr (Tables::kChannel) {
+        const int64_t at = static_cast<int64_t>(head) * D + i;
+        s.channel[i].word[0] = pack_half2(c.scale[at], c.zero[at]);
+      }
     }
   }
   for (int q = static_cast<int>(at.warp); q < group; q += kMmaWarps) {
@@ -115,7 +136,6 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
       const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + channel) : 0.0f;
       const float scaled = multiply(multiply(x, multiplier), scale);
       s.query[((q / 8 * Tables::kSteps + step) * 32 + q % 8 * 4 + column) * 4 + i % 4] = scaled;
-      if constexpr (Tables::kPlainHere) s.plain_query[(q / 8 * D + channel) * 8 + q % 8] = scaled;
     }
   }
   if constexpr (Tables::kRelativeHere) {

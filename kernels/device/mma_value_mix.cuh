@@ -24,7 +24,10 @@ struct ValueMixByWarp {
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile;
   using Values = ValueTables<Config, fastest_table(Config::kBits)>;
   static constexpr int kTiles = G / kMmaQueries;
-  static constexpr int kMinBlocks = D * kTiles <= 96 ? 4 : D * kTiles <= 128 ? 3 : 2;
+  using Outliers = OutlierSumsOfWarps<Config, kTiles>;
+  static constexpr int kMinBlocks = D * kTiles <= (kMmaSparse<Config> && Config::kBits == 8 ? 64 : 96) ? 4
+                                    : D * kTiles <= 128                                                ? 3
+                                                                                                       : 2;
   static_assert(Config::kTensor == mma::Tensor::value);
 
   struct Shared {
@@ -34,7 +37,8 @@ struct ValueMixByWarp {
     };
     WarpTotals<G> totals;
     Work work;
-    OutlierSums<Values::kSparse ? D : 16, kTiles> outliers[Values::kSparse ? kMmaWarps : 1];
+    Patches<D, Values::kSparse> patch;
+    Outliers outliers;
   };
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 
@@ -45,7 +49,7 @@ struct ValueMixByWarp {
     const Lane at = this_lane();
     if (thread_index() == 0) shared.work = work;
     shared.values.levels.fill(Config::levels(p.cache.layer, work.head), thread_index());
-    if constexpr (Values::kSparse) shared.outliers[at.warp].clear(at.lane);
+    if constexpr (Outliers::kOwn) shared.outliers[at.warp].clear(at.lane);
     sync_block();
 
     Warp warp;
@@ -122,7 +126,8 @@ struct ValueMixByWarp {
     if (exceeds(weight, warp, most)) return false;
     scale_weights(weight, warp);
     if constexpr (Values::kSparse) {
-      mix_outliers<Config>(shared.outliers[at.warp], p.cache, page, tile, head, weight, shared.values);
+      mix_outliers<Config>(warp.mix, shared.outliers[at.warp], shared.patch[at.warp], p.cache, page, head, tile, weight,
+                           shared.values, at);
     }
     mix_page<Config>(warp.mix, codes, tile, weight, range, shared.values, at);
     return true;
@@ -134,7 +139,7 @@ struct ValueMixByWarp {
     const Lane at = this_lane();
     const Part& part = shared.work.part;
     settle<Config, Values>(warp.mix, p.cache, shared.work.head, at);
-    if constexpr (Values::kSparse) add_outliers(warp.mix, shared.outliers[at.warp], at);
+    if constexpr (Outliers::kOwn) add_outliers(warp.mix, shared.outliers[at.warp], at.lane);
     KVCC_ROLLED
     for (int32_t i = part.tile + static_cast<int32_t>(at.warp); i < part.tile_end; i += kMmaWarps) {
       add_exact(p, shared, block.z, exact_block(shared.work.context, i), warp, at);
@@ -238,7 +243,7 @@ struct ValueMixByWarp {
       }
     }
     warp.mix.scale(factor);
-    if constexpr (Values::kSparse && kPages) shared.outliers[at.warp].scale(factor, at);
+    if constexpr (kPages && Outliers::kOwn) shared.outliers[at.warp].scale(factor, at.lane);
   }
 
   static KVCC_DEVICE void store(const Params& p, const Shared& shared, const Block& block) {

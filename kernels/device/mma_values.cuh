@@ -15,7 +15,7 @@ namespace kvcc::device {
 /// Weights lie in [0, 2^kWeightExponent] where scales of tokens stay below 2, else in [0, 1]: no product overflows.
 constexpr int kWeightExponent = 14;
 
-/// What a block keeps in shared memory to read values, and a warp for the sparse part.
+/// What a block keeps in shared memory to read values.
 template <class Config, Table kTable>
 struct ValueTables {
   static constexpr int D = Config::kHeadDim;

@@ -81,7 +81,8 @@ def traced(folder, build, nvcc):
             if outliers:
                 of_head += run.touched[f"{tensor} records"] * OUTLIERS * run.elements / run.records()
             beside[tensor, outliers] = of_head / (tokens * heads), run.touched.get(f"{tensor} ranges", 0) / tokens
-        per_outlier[tensor], _ = outlier_cost(made[False], made[True], *options)
+        cost, share = outlier_cost(made[False], made[True], *options)
+        per_outlier[tensor] = cost * share / OUTLIERS  # what it adds an element depends little on their share
     return beside, per_outlier
 
 

@@ -97,6 +97,12 @@ TEST(EmulatedKeyScores, ByBlockThreeBitsTail) {
   check_row<MmaConfig<Tensor::key, 3, 192, Axis::token, Sparse::tail, Rope::interleaved, 48, 16, Dtype::bf16>>();
 }
 
+// Fewer records than lanes in every patch: each is restored record by record.
+TEST(EmulatedKeyScores, NarrowHeads) {
+  using C = MmaConfig<Tensor::key, 3, 16, Axis::channel, Sparse::csr, Rope::half, 16, 8, Dtype::f16>;
+  over_shapes(edge_shapes(groups_of(8)), check_scores<C>);
+}
+
 // Heads of two widths: one unit each, which leave the other's heads alone and together give all scores.
 TEST(EmulatedKeyScores, MixedWidths) {
   const Shape shape{"mixed", {kSmall ? 20 : 90, 5}, 1, 3, 0, 3, kSmall ? 1 : 2, Outliers::few, kSmall ? 2 : 4};
@@ -154,6 +160,50 @@ TEST(EmulatedKeyScores, ClassEndsThatFallAreEmptyClasses) {
   set_falling_ends(keys);
   const auto found = run_scores<C>(shape, keys.view(), rope.view(), query, 64, {}, untouched);
   for (const float score : found) EXPECT_TRUE(std::isfinite(score) && score != kUntouched);
+}
+
+// Records past what pack counted are no records, but a page that no pack wrote may count them: channels that the head
+// lacks are passed over.
+TEST(EmulatedKeyScores, RecordsOfNoChannelChangeNothing) {
+  using C = MmaConfig<Tensor::key, 8, 64, Axis::channel, Sparse::csr, Rope::half, 64, 8, Dtype::f16>;
+  const Shape shape{"no channel", {64}, 0, 0, 0, 2, 1, Outliers::few, 1};
+  std::mt19937 random(1);
+  Packed<C> keys = make_packed<C>(shape, random);
+  const MmaRope rope = make_mma_rope(64, false, 64);
+  const auto query = make_queries(shape, 64, random);
+  const std::vector<float> untouched(2 * 64, kUntouched);
+  const auto scores = [&] { return bits_of(run_scores<C>(shape, keys.view(), rope.view(), query, 64, {}, untouched)); };
+  const auto wanted = scores();
+  const mma::PageShape& s = keys.batch.shape.shape;
+  auto* const ends = reinterpret_cast<uint16_t*>(keys.batch.pages.data() + mma::ends_offset(s));
+  ASSERT_LT(ends[mma::kClasses - 1], s.capacity);
+  const auto* const past = keys.batch.pages.data() + mma::records_offset(s) + 4 * ends[mma::kClasses - 1];
+  ASSERT_GE(past[0], 64);  // of unspecified records, which are spoilt: the channel
+  ends[mma::kClasses - 1] = static_cast<uint16_t>(s.capacity);
+  EXPECT_EQ(scores(), wanted);
+}
+
+// An outlier whose zero-point fp16 can't hold gives a wrong score of its own token at most, not an infinite one.
+TEST(EmulatedKeyScores, NoZeroPointIsInfinite) {
+  using C = MmaConfig<Tensor::key, 3, 64, Axis::channel, Sparse::csr, Rope::none, 0, 8, Dtype::f16>;
+  const Shape shape{"far outliers", {64}, 0, 0, 0, 2, 1, Outliers::few, 1};
+  std::mt19937 random(1);
+  Packed<C> keys = make_packed<C>(shape, random);
+  const mma::PageShape& s = keys.batch.shape.shape;
+  uint8_t* const page = keys.batch.pages.data();
+  const uint32_t count = reinterpret_cast<const uint16_t*>(page + mma::ends_offset(s))[mma::kClasses - 1];
+  ASSERT_GT(count, 0u);
+  auto* const records = reinterpret_cast<mma::Record*>(page + mma::records_offset(s));
+  for (uint32_t i = 0; i < count; ++i) records[i].value = records[i].value & 0x8000 ? 0xfbff : 0x7bff;
+  KvccCache cache = keys.view();
+  const std::vector<float> scale(64, -2000.0f), zero(64, 0.0f);  // levels of the other sign
+  cache.scale = scale.data();
+  cache.zero = zero.data();
+  const auto query = make_queries(shape, 64, random);
+  const std::vector<float> untouched(2 * 64, kUntouched);
+  for (const float score : run_scores<C>(shape, cache, {}, query, 64, {}, untouched)) {
+    EXPECT_TRUE(std::isfinite(score));
+  }
 }
 
 template <class C>
