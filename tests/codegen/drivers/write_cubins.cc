@@ -48,7 +48,7 @@ nlohmann::json compile(const Nvcc& nvcc, const Configuration& configuration, con
 
 int run(int argc, char** argv) {
   const std::string cache = argv[1], folder = argv[2];
-  const std::vector<std::string> archs = parse_archs(argv[3]);
+  const std::vector<std::string> archs = parse_archs(argv[3]).gpu;
   const Nvcc nvcc = find_nvcc();
   check_archs(nvcc, archs);
   const Templates templates = read_templates();
