@@ -80,7 +80,8 @@ def test_times_and_ratios_by_a_made_up_clock(tmp_path):
             ("dequantise_key", "linear_q3_d128", 10, None, None)):
         row = found[family, kernel]
         assert (row["ms"], row["ratio_to_fp16"], row["ratio_to_kvquant"]) == (ms, to_fp16, to_kvquant), row
-        assert row["gb_per_s"] == pytest.approx(row["bytes"] / ms * 1e-6, rel=1e-5)
+        # bytes are rounded to whole ones in the document, an average over heads is not in the rate
+        assert row["gb_per_s"] == pytest.approx(row["bytes"] / ms * 1e-6, rel=1e-5, abs=0.51 / ms * 1e-6)
     assert re.search(r"attention +q3_d128 +0\.\d\d +10000\.0 .* 1\.00 +4\.00", out)
 
 
