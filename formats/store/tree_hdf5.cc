@@ -63,9 +63,10 @@ std::string library_message() {
 
 /// Throws Error(resource) at `place` when a small multiple of `bytes` can't be had. Asked before the library is
 /// entered, as libhdf5 1.10 itself crashes where its first allocations fail; and after it failed, as a damaged file may
-/// ask for absurd sizes, which is no want of memory.
+/// ask for absurd sizes, which is no want of memory. Its small allocations number some thousands, each of which takes a
+/// page in a thread that malloc could make no arena for.
 void check_memory(const std::string& place, size_t bytes) {
-  const size_t wanted = 4 * bytes + (8 << 20);
+  const size_t wanted = 4 * bytes + (24 << 20);
   void* const probe = mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (probe == MAP_FAILED) throw Error(ErrorKind::resource, place, "out of memory");
   munmap(probe, wanted);
