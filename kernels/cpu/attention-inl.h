@@ -120,7 +120,7 @@ void Attention(const Config& config, const KvccAttentionParams& p, const KvccCpu
     const Work work(p.key, block, p.group, p.splits, p.window);
     if (config.key().bits(p.key.layer, work.head) == 0 || config.value().bits(p.value.layer, work.head) == 0) continue;
     const int64_t row = work.row(p.key, p.group);
-    Keys keys(config, config.key(), p.key, p.rope, tables, work, element_at(config.dtype(), p.query, row * key_dim),
+    Keys keys(config, p.key, p.rope, tables, work, element_at(config.dtype(), p.query, row * key_dim),
               p.multiplier * kLog2E, scratch.key);
     Values values(config.value(), p.value, tables, work, scratch.value);
     Softmax softmax(work.queries);

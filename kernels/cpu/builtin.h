@@ -25,4 +25,12 @@ BuiltinUnit builtin_value_merge;
 BuiltinUnit builtin_attention;
 BuiltinUnit builtin_attention_merge;
 
+/// Defines builtin_NAME as the best of the functions NAME that the source has compiled for each instruction set.
+#define KVCC_BUILTIN(name)                                                                                          \
+  HWY_EXPORT(name);                                                                                                 \
+  void builtin_##name(const KvccCpuConfig& config, const void* params, const KvccCpuTables& tables, uint32_t first, \
+                      uint32_t last) {                                                                              \
+    HWY_DYNAMIC_DISPATCH(name)(config, params, tables, first, last);                                                \
+  }
+
 }  // namespace kvcc::cpu

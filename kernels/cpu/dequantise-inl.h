@@ -22,7 +22,7 @@ template <mma::Tensor kTensor, int kBits, class Tensor>
 void DequantiseTile(const Tensor& tensor, const KvccCache& c, const Block& b, int32_t page, int32_t begin, int32_t end,
                     float* out, int64_t stride) {
   const int32_t head = static_cast<int32_t>(b.y), dim = tensor.head_dim();
-  const PageParts parts = parts_of(tensor, c, page_of(c, b.z, page), head, kBits);
+  const PageParts parts = HeadPages(tensor, c, b.z, head, kBits).at(page);
   CodeScratch scratch;
   alignas(64) uint8_t rows[KVCC_PAGE_TOKENS * 256];
   TileCodes<kTensor, kBits> tile(static_cast<uint32_t>(dim), scratch);
@@ -71,9 +71,7 @@ void DequantiseTile(const Tensor& tensor, const KvccCache& c, const Block& b, in
 inline void ReadExactRows(const KvccCache& c, const Block& b, int32_t dim, int32_t begin, int32_t end, float* out,
                           int64_t stride) {
   for (int32_t p = begin; p < end; ++p) {
-    const int64_t row = p < c.sink ? p : c.sink + (p - c.sink) % c.residual;
-    const uint16_t* const from =
-        c.exact + ((static_cast<int64_t>(b.z) * (c.sink + c.residual) + row) * c.heads + b.y) * dim;
+    const uint16_t* const from = exact_row(c, b.z, b.y, dim, p);
     for (int32_t i = 0; i < dim; ++i) out[p * stride + i] = half_to_float(from[i]);
   }
 }

@@ -19,13 +19,13 @@ void RunDequantise(const KvccCpuConfig& config, const void* params, const KvccCp
   Dequantise<kTensor>(RuntimeConfig(config, tables, p.cache.heads), p, tables, first, last);
 }
 
-void DequantiseKey(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
+void dequantise_key(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
   RunDequantise<mma::Tensor::key>(c, p, t, first, last);
 }
-void DequantiseValue(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
+void dequantise_value(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
   RunDequantise<mma::Tensor::value>(c, p, t, first, last);
 }
-void CopyAnyPages(const KvccCpuConfig&, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
+void copy_pages(const KvccCpuConfig&, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
   CopyPages(*static_cast<const KvccCopyPagesParams*>(p), t, first, last);
 }
 
@@ -35,21 +35,9 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvcc::cpu {
 
-HWY_EXPORT(DequantiseKey);
-HWY_EXPORT(DequantiseValue);
-HWY_EXPORT(CopyAnyPages);
-
-void builtin_dequantise_key(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first,
-                            uint32_t last) {
-  HWY_DYNAMIC_DISPATCH(DequantiseKey)(c, p, t, first, last);
-}
-void builtin_dequantise_value(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first,
-                              uint32_t last) {
-  HWY_DYNAMIC_DISPATCH(DequantiseValue)(c, p, t, first, last);
-}
-void builtin_copy_pages(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
-  HWY_DYNAMIC_DISPATCH(CopyAnyPages)(c, p, t, first, last);
-}
+KVCC_BUILTIN(dequantise_key)
+KVCC_BUILTIN(dequantise_value)
+KVCC_BUILTIN(copy_pages)
 
 }  // namespace kvcc::cpu
 #endif  // HWY_ONCE

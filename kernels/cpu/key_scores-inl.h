@@ -29,8 +29,8 @@ void KeyScores(const Config& config, const KvccMmaKeyScoresParams& p, const Kvcc
     if (tensor.bits(p.cache.layer, work.head) == 0) continue;
     if (work.page >= work.page_end && work.tile >= work.tile_end) continue;
     const int64_t row = work.row(p.cache, p.group);
-    Keys keys(config, tensor, p.cache, p.rope, tables, work,
-              element_at(config.dtype(), p.query, row * tensor.head_dim()), p.multiplier, scratch);
+    Keys keys(config, p.cache, p.rope, tables, work, element_at(config.dtype(), p.query, row * tensor.head_dim()),
+              p.multiplier, scratch);
     float* const out = p.scores + row * p.scores_stride;
     for (int32_t i = work.page; i < work.page_end; ++i) {
       keys.prefetch_page(i + 1);

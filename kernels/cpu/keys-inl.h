@@ -16,19 +16,14 @@
 #include <cstdint>
 #include <cstring>
 
-#include "kernels/cpu/decode-inl.h"
+#include "kernels/cpu/float_scores-inl.h"
+#include "kernels/cpu/outliers-inl.h"
 #include "kernels/cpu/shorts-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcc::cpu::HWY_NAMESPACE {
 
 constexpr int kMaxQueries = KVCC_MMA_MAX_GROUP_TILE;
-
-HWY_INLINE float load_element(int dtype, const void* from, int64_t i) {
-  if (dtype == KVCC_DTYPE_F32) return static_cast<const float*>(from)[i];
-  const uint16_t x = static_cast<const uint16_t*>(from)[i];
-  return dtype == KVCC_DTYPE_F16 ? half_to_float(x) : bfloat16_to_float(x);
-}
 
 /// What a block holds of its keys and queries. Orders of 16: e = 4 t + g as in decode-inl.h.
 struct alignas(64) KeyScratch {
@@ -55,171 +50,29 @@ struct KeyShape {
   bool by_token;
 };
 
-HWY_INLINE VF rotated_first(VF a, VF b, VF c, VF s) { return hn::NegMulAdd(b, s, hn::Mul(a, c)); }
-HWY_INLINE VF rotated_second(VF a, VF b, VF c, VF s) { return hn::MulAdd(a, s, hn::Mul(b, c)); }
-
-/// Sums over t: four vectors' worth of 16 elements to 16 tokens.
-HWY_INLINE void store_scores(const float* HWY_RESTRICT sums, float* HWY_RESTRICT to) {
-  const hn::CappedTag<float, 4> d;
-  for (int x = 0; x < 4; ++x, sums += 16) {
-    for (int g = 0; g < 4; g += static_cast<int>(hn::MaxLanes(d))) {
-      const auto low = hn::Add(hn::Load(d, sums + g), hn::Load(d, sums + 4 + g));
-      hn::Store(hn::Add(low, hn::Add(hn::Load(d, sums + 8 + g), hn::Load(d, sums + 12 + g))), d, to + 4 * x + g);
-    }
-  }
-}
-
-/// Where the f32 kernel finds keys: octets of 32 scales and zero-points; strides are 0 along what they do not go by.
-struct FloatKeys {
-  const float *levels, *scale, *zero, *cosine, *sine, *query;
-  ptrdiff_t octets, rotary, queries, by_octet, by_second, by_slots;
-};
-
-/// Sums of four tokens' runs (two bands of two halves), kLanes of their 16 elements.
-template <int kQueries>
-struct FloatSums {
-  VF sum[4][kQueries];
-
-  HWY_INLINE FloatSums() {}  // the implicit one would not be of the target (NEON)
-  HWY_INLINE void clear() {
-    KVCC_CPU_UNROLL
-    for (int x = 0; x < 4; ++x) {
-      KVCC_CPU_UNROLL
-      for (int g = 0; g < kQueries; ++g) sum[x][g] = hn::Zero(DF());
-    }
-  }
-  HWY_INLINE void add(int x, VF key, const float* HWY_RESTRICT query) {
-    KVCC_CPU_UNROLL
-    for (int g = 0; g < kQueries; ++g) sum[x][g] = hn::MulAdd(key, hn::Load(DF(), query + 16 * g), sum[x][g]);
-  }
-};
-
-HWY_INLINE VF float_key(const float* level, const float* scale, const float* zero) {
-  const DF d;
-  return hn::MulAdd(hn::Load(d, level), hn::Load(d, scale), hn::Load(d, zero));
-}
-
-/// f32 scores [64] of kQueries queries from `first` on.
-template <int kQueries, bool kHalves>
-HWY_NOINLINE void score_floats(const FloatKeys& k, int first, float* HWY_RESTRICT scores) {
-  const DF d;
-  const ptrdiff_t band = k.octets * 64, half = k.rotary / 16, turns = kHalves ? 2 * half : k.rotary / 8;
-  const ptrdiff_t q_second = k.queries * 16, q_octet = 2 * q_second;
-  HWY_ALIGN float sums[kQueries][64];
-  for (int part = 0; part < 4; ++part) {
-    for (int v = 0; v < 16; v += kLanes) {
-      FloatSums<kQueries> s;
-      s.clear();
-      const float* HWY_RESTRICT level = k.levels + 2 * part * band + v;
-      const float* HWY_RESTRICT scale = k.scale + 4 * part * k.by_slots + v;
-      const float* HWY_RESTRICT zero = k.zero + 4 * part * k.by_slots + v;
-      const float* HWY_RESTRICT query = k.query + first * 16 + v;
-      const float* HWY_RESTRICT cosine = k.cosine + 4 * part * turns * 16 + v;
-      const float* HWY_RESTRICT sine = k.sine + 4 * part * turns * 16 + v;
-      ptrdiff_t octet = 0;
-      if constexpr (kHalves) {
-        for (ptrdiff_t u = 0; u < half; ++u) {
-          KVCC_CPU_UNROLL
-          for (int second = 0; second < 2; ++second) {
-            const ptrdiff_t at = second * k.by_second, far = half * k.by_octet;
-            KVCC_CPU_UNROLL
-            for (int x = 0; x < 4; ++x) {
-              const float* from = level + x / 2 * band + x % 2 * 32 + second * 16;
-              const VF a = float_key(from, scale + at + x * k.by_slots, zero + at + x * k.by_slots);
-              const VF b =
-                  float_key(from + half * 64, scale + at + far + x * k.by_slots, zero + at + far + x * k.by_slots);
-              const VF c = hn::Load(d, cosine + x * turns * 16 + second * 16);
-              const VF n = hn::Load(d, sine + x * turns * 16 + second * 16);
-              s.add(x, rotated_first(a, b, c, n), query + second * q_second);
-              s.add(x, rotated_second(a, b, c, n), query + second * q_second + half * q_octet);
-            }
-          }
-          level += 64, scale += k.by_octet, zero += k.by_octet, query += q_octet, cosine += 32, sine += 32;
-        }
-        octet = 2 * half;
-        level += half * 64, scale += half * k.by_octet, zero += half * k.by_octet, query += half * q_octet;
-      } else {
-        for (; octet < turns; ++octet) {
-          KVCC_CPU_UNROLL
-          for (int x = 0; x < 4; ++x) {
-            const float* from = level + x / 2 * band + x % 2 * 32;
-            const VF a = float_key(from, scale + x * k.by_slots, zero + x * k.by_slots);
-            const VF b =
-                float_key(from + 16, scale + k.by_second + x * k.by_slots, zero + k.by_second + x * k.by_slots);
-            const VF c = hn::Load(d, cosine + x * turns * 16), n = hn::Load(d, sine + x * turns * 16);
-            s.add(x, rotated_first(a, b, c, n), query);
-            s.add(x, rotated_second(a, b, c, n), query + q_second);
-          }
-          level += 64, scale += k.by_octet, zero += k.by_octet, query += q_octet, cosine += 16, sine += 16;
-        }
-      }
-      for (; octet < k.octets; ++octet) {
-        KVCC_CPU_UNROLL
-        for (int second = 0; second < 2; ++second) {
-          const ptrdiff_t at = second * k.by_second;
-          KVCC_CPU_UNROLL
-          for (int x = 0; x < 4; ++x) {
-            const float* from = level + x / 2 * band + x % 2 * 32 + second * 16;
-            s.add(x, float_key(from, scale + at + x * k.by_slots, zero + at + x * k.by_slots),
-                  query + second * q_second);
-          }
-        }
-        level += 64, scale += k.by_octet, zero += k.by_octet, query += q_octet;
-      }
-      KVCC_CPU_UNROLL
-      for (int g = 0; g < kQueries; ++g) {
-        KVCC_CPU_UNROLL
-        for (int x = 0; x < 4; ++x) hn::Store(s.sum[x][g], d, sums[g] + 16 * x + v);
-      }
-    }
-    for (int g = 0; g < kQueries; ++g) store_scores(sums[g], scores + g * kPage + 16 * part);
-  }
-}
-template <bool kHalves>
-HWY_INLINE void score_floats_all(const FloatKeys& k, float* scores) {
-  for (int first = 0; first < k.queries; first += 4) {
-    float* to = scores + first * kPage;
-    switch (k.queries - first) {
-      case 1:
-        score_floats<1, kHalves>(k, first, to);
-        break;
-      case 2:
-        score_floats<2, kHalves>(k, first, to);
-        break;
-      case 3:
-        score_floats<3, kHalves>(k, first, to);
-        break;
-      default:
-        score_floats<4, kHalves>(k, first, to);
-        break;
-    }
-  }
-}
-
 /// Tiles of one head's keys, against the queries of a block.
-template <class Tensor>
 class Keys {
  public:
   /// `query`: of the block's first query head. multiplier: what scores are multiplied by.
   template <class Config>
-  Keys(const Config& config, const Tensor& tensor, const KvccCache& cache, const KvccRope& rope,
-       const KvccCpuTables& tables, const Work& work, const void* query, float multiplier, KeyScratch& scratch)
+  Keys(const Config& config, const KvccCache& cache, const KvccRope& rope, const KvccCpuTables& tables,
+       const Work& work, const void* query, float multiplier, KeyScratch& scratch)
       : cache_(cache),
         rope_(rope),
         tables_(tables),
         work_(work),
         s_(scratch),
-        bits_(tensor.bits(cache.layer, work.head)),
-        levels_(tensor.levels(cache.layer, work.head)),
-        sparse_(tensor.sparse() != KVCC_SPARSE_NONE && cache.sparse_capacity > 0),
-        pages_(tensor, cache, work, bits_) {
-    const int d = tensor.head_dim();
+        bits_(config.key().bits(cache.layer, work.head)),
+        levels_(config.key().levels(cache.layer, work.head)),
+        sparse_(config.key().sparse() != KVCC_SPARSE_NONE && cache.sparse_capacity > 0),
+        pages_(config.key(), cache, work.sequence, work.head, bits_) {
+    const int d = config.key().head_dim();
     shape_ = {d,
               d / 8,
               config.rope() == KVCC_ROPE_NONE ? 0 : config.rotary_dim(),
               config.rope(),
               work.queries,
-              tensor.axis() == KVCC_AXIS_TOKEN};
+              config.key().axis() == KVCC_AXIS_TOKEN};
     for (int64_t i = 0; i < int64_t{work.queries} * d; ++i) {
       s_.query[i] = load_element(config.dtype(), query, i) * multiplier;
     }
@@ -231,14 +84,7 @@ class Keys {
         fill_turns();
         if (!shape_.by_token) fill_scales();
       }
-      if (sparse_ && !shape_.by_token) {
-        HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
-        for (int c = 0; c < d; ++c) {
-          scale[c] = scale_of(c);
-          zero[c] = zero_of(c);
-        }
-        s_.outliers.set(scale, zero, d, level_unit_);
-      }
+      if (sparse_ && !shape_.by_token) s_.outliers.set_channels(cache, work.head, d, level_unit_);
     }
   }
 
@@ -252,7 +98,7 @@ class Keys {
   /// Scores [queries, 64] of page i, which is begun and decoded; those of slots that are not visible are unspecified.
   /// Does `next`, of another tile, by the way.
   void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores, const DecodeJob& next = {}) {
-    const TileParts parts = pages_.at(i);
+    const PageParts parts = pages_.at(i);
     block_ = i + cache_.sink / KVCC_ROPE_BLOCK;
     if (shape_.by_token) fill_token_scales(parts, work_.context.slots(i));
     bool extra = false;
@@ -290,7 +136,7 @@ class Keys {
   void score_exact(int32_t p, float* scores, int stride) {
     const int d = shape_.head_dim, half = shape_.rotary / 2;
     turn(p / KVCC_ROPE_BLOCK);
-    const uint16_t* row = exact_row(cache_, work_, d, p);
+    const uint16_t* row = exact_row(cache_, work_.sequence, work_.head, d, p);
     HWY_ALIGN float key[kMaxHeadDim];
     for (int c = 0; c < d; ++c) key[c] = half_to_float(row[c]);
     const float* cosine = tables_.relative_cosine + int64_t{p % KVCC_ROPE_BLOCK} * half;
@@ -335,8 +181,8 @@ class Keys {
     }
   }
 
-  float scale_of(int channel) const { return read_scale(cache_.scale[work_.head * shape_.head_dim + channel]); }
-  float zero_of(int channel) const { return cache_.zero[work_.head * shape_.head_dim + channel]; }
+  float scale_of(int channel) const { return channel_scale(cache_, work_.head, shape_.head_dim, channel); }
+  float zero_of(int channel) const { return channel_zero(cache_, work_.head, shape_.head_dim, channel); }
   void fill_scales() {
     for (int i = 0; i < 4 * shape_.head_dim; ++i) {
       const int channel = element_channel(i / 32, i / 16 % 2, i % 16);
@@ -344,7 +190,7 @@ class Keys {
       s_.zero[i] = zero_of(channel);
     }
   }
-  void fill_token_scales(const TileParts& parts, const Slots& slots) {
+  void fill_token_scales(const PageParts& parts, const Slots& slots) {
     HWY_ALIGN float scale[kPage], zero[kPage];
     load_ranges(parts.ranges, slots, scale, zero);
     for (int token = 0; token < kPage; ++token) {
@@ -403,7 +249,7 @@ class Keys {
   }
 
   /// Outliers over the levels; whether any went to `extra`.
-  bool add_outliers(const TileParts& parts, TileScratch& tile) {
+  bool add_outliers(const PageParts& parts, TileScratch& tile) {
     const int capacity = cache_.sparse_capacity, d = shape_.head_dim;
     if (!shorts_) {
       const auto none = [](int, int, float) {};
@@ -523,7 +369,7 @@ class Keys {
   int bits_;
   const float* levels_;
   bool sparse_, shorts_ = false;
-  Pages<Tensor> pages_;
+  HeadPages pages_;
   int32_t base_ = -1, spread_base_ = -1;  ///< what the queries are turned back by
   int records_ = 0;                       ///< of the last tile
   int32_t block_ = 0;                     ///< of the page under way

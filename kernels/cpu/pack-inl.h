@@ -98,7 +98,7 @@ class TilePacker {
         head_(static_cast<int32_t>(b.y)),
         dim_(tensor.head_dim()),
         token_(static_cast<int64_t>(b.z) * p.count + at.page * KVCC_PAGE_TOKENS + p.cache.sink - p.first[b.z]),
-        parts_(parts_of(tensor, p.cache, page_of(p.cache, b.z, at.page), head_, kBits)),
+        parts_(HeadPages(tensor, p.cache, b.z, head_, kBits).at(at.page)),
         tile_number_((static_cast<int64_t>(b.z) * p.cache.max_pages + at.page) * p.cache.heads + head_) {}
 
   void Run() {
@@ -212,10 +212,10 @@ inline void WriteSinks(const KvccPackParams& p, int32_t dtype, int32_t dim, cons
   const int32_t tokens = std::min(p.cache.sink - p.first[b.z], p.count);
   for (int32_t t = 0; t < tokens; ++t) {
     const int64_t token = static_cast<int64_t>(b.z) * p.count + t;
-    const int64_t row = static_cast<int64_t>(b.z) * (p.cache.sink + p.cache.residual) + p.first[b.z] + t;
+    uint16_t* const row = exact_row(p.cache, b.z, b.y, dim, p.first[b.z] + t);
     for (int32_t c = 0; c < dim; ++c) {
       const float x = load_element(dtype, p.x, (token * p.cache.heads + b.y) * dim + c);
-      p.cache.exact[(row * p.cache.heads + b.y) * dim + c] = record_half(x, p.status);
+      row[c] = record_half(x, p.status);
     }
   }
 }

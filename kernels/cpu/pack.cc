@@ -24,16 +24,16 @@ void RunPack(const KvccCpuConfig& config, const void* params, const KvccCpuTable
   Pack<kTensor>(RuntimeConfig(config, tables, p.cache.heads), p, tables, first, last);
 }
 
-void SelectKey(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
+void pack_key_select(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
   RunSelect<mma::Tensor::key>(c, p, t, first, last);
 }
-void SelectValue(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
+void pack_value_select(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
   RunSelect<mma::Tensor::value>(c, p, t, first, last);
 }
-void PackKey(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
+void pack_key(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
   RunPack<mma::Tensor::key>(c, p, t, first, last);
 }
-void PackValue(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
+void pack_value(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
   RunPack<mma::Tensor::value>(c, p, t, first, last);
 }
 
@@ -43,25 +43,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvcc::cpu {
 
-HWY_EXPORT(SelectKey);
-HWY_EXPORT(SelectValue);
-HWY_EXPORT(PackKey);
-HWY_EXPORT(PackValue);
-
-void builtin_pack_key_select(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first,
-                             uint32_t last) {
-  HWY_DYNAMIC_DISPATCH(SelectKey)(c, p, t, first, last);
-}
-void builtin_pack_value_select(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first,
-                               uint32_t last) {
-  HWY_DYNAMIC_DISPATCH(SelectValue)(c, p, t, first, last);
-}
-void builtin_pack_key(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
-  HWY_DYNAMIC_DISPATCH(PackKey)(c, p, t, first, last);
-}
-void builtin_pack_value(const KvccCpuConfig& c, const void* p, const KvccCpuTables& t, uint32_t first, uint32_t last) {
-  HWY_DYNAMIC_DISPATCH(PackValue)(c, p, t, first, last);
-}
+KVCC_BUILTIN(pack_key_select)
+KVCC_BUILTIN(pack_value_select)
+KVCC_BUILTIN(pack_key)
+KVCC_BUILTIN(pack_value)
 
 }  // namespace kvcc::cpu
 #endif  // HWY_ONCE

@@ -1,5 +1,4 @@
-// Which block of a grid is which, and where one head's part of a page lies: what the units share that write pages or
-// copy out of them.
+// Which block of a grid is which, and where one head's rows and parts of pages lie: what all units share.
 #pragma once
 
 #include <atomic>
@@ -30,10 +29,10 @@ const auto& tensor_of(const Config& config) {
   }
 }
 
-/// Page `number` of sequence `sequence`.
-inline uint8_t* page_of(const KvccCache& c, uint32_t sequence, int32_t number) {
-  const int64_t slot = static_cast<int64_t>(sequence) * c.max_pages + number;
-  return c.pages + (c.page_table != nullptr ? c.page_table[slot] : slot) * c.page_bytes;
+/// Row of `exact` of position p of one head, [head_dim]; p is an exact position.
+inline uint16_t* exact_row(const KvccCache& c, int64_t sequence, int64_t head, int32_t head_dim, int32_t p) {
+  const int64_t row = p < c.sink ? p : c.sink + (p - c.sink) % c.residual;
+  return c.exact + ((sequence * (c.sink + c.residual) + row) * c.heads + head) * head_dim;
 }
 
 /// One head's part of a page.
@@ -43,20 +42,39 @@ struct PageParts {
   uint16_t* ends;               ///< [kClasses]; null without sparse part
   mma::Record* records;         ///< [sparse_capacity]
 };
-template <class Tensor>
-PageParts parts_of(const Tensor& tensor, const KvccCache& c, uint8_t* page, int32_t head, int32_t bits) {
-  const bool sparse = tensor.sparse() != KVCC_SPARSE_NONE;
-  const mma::PageShape shape{static_cast<uint32_t>(c.code_words), tensor.axis() == KVCC_AXIS_TOKEN ? 1u : 0u,
-                             sparse ? mma::kClasses : 0u, static_cast<uint32_t>(c.heads),
-                             static_cast<uint32_t>(c.sparse_capacity)};
-  const uint32_t h = static_cast<uint32_t>(head), dim = static_cast<uint32_t>(tensor.head_dim());
-  const uint32_t word =
-      c.head_words != nullptr ? c.head_words[h] : mma::head_first_word(h, dim, static_cast<uint32_t>(bits));
-  return {reinterpret_cast<uint32_t*>(page) + word,
-          reinterpret_cast<linear::RangeRecord*>(page + mma::ranges_offset(shape)),
-          sparse ? reinterpret_cast<uint16_t*>(page + mma::ends_offset(shape)) + size_t{h} * mma::kClasses : nullptr,
-          reinterpret_cast<mma::Record*>(page + mma::records_offset(shape)) + size_t{h} * shape.capacity};
-}
+
+/// The pages of one head of one sequence.
+class HeadPages {
+ public:
+  template <class Tensor>
+  HeadPages(const Tensor& tensor, const KvccCache& c, int64_t sequence, int32_t head, int32_t bits)
+      : cache_(c), first_(sequence * c.max_pages), sparse_(tensor.sparse() != KVCC_SPARSE_NONE) {
+    const mma::PageShape shape{static_cast<uint32_t>(c.code_words), tensor.axis() == KVCC_AXIS_TOKEN ? 1u : 0u,
+                               sparse_ ? mma::kClasses : 0u, static_cast<uint32_t>(c.heads),
+                               static_cast<uint32_t>(c.sparse_capacity)};
+    const uint32_t h = static_cast<uint32_t>(head), dim = static_cast<uint32_t>(tensor.head_dim());
+    word_ = c.head_words != nullptr ? c.head_words[h] : mma::head_first_word(h, dim, static_cast<uint32_t>(bits));
+    ranges_ = mma::ranges_offset(shape);
+    ends_ = mma::ends_offset(shape) + uint64_t{h} * mma::kClasses * sizeof(uint16_t);
+    records_ = mma::records_offset(shape) + uint64_t{h} * shape.capacity * sizeof(mma::Record);
+  }
+  /// Page `number` of the sequence.
+  PageParts at(int32_t number) const {
+    const int64_t slot = first_ + number;
+    uint8_t* const page =
+        cache_.pages + (cache_.page_table != nullptr ? cache_.page_table[slot] : slot) * cache_.page_bytes;
+    return {reinterpret_cast<uint32_t*>(page) + word_, reinterpret_cast<linear::RangeRecord*>(page + ranges_),
+            sparse_ ? reinterpret_cast<uint16_t*>(page + ends_) : nullptr,
+            reinterpret_cast<mma::Record*>(page + records_)};
+  }
+
+ private:
+  const KvccCache& cache_;
+  int64_t first_;
+  bool sparse_;
+  uint32_t word_;
+  uint64_t ranges_, ends_, records_;
+};
 
 /// Ors a bit into *status, which threads share.
 inline void raise_status(uint32_t* status, uint32_t bit) {

@@ -45,18 +45,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvcc::cpu {
 
-#define KVCC_READER(name)                                                                                           \
-  HWY_EXPORT(name);                                                                                                 \
-  void builtin_##name(const KvccCpuConfig& config, const void* params, const KvccCpuTables& tables, uint32_t first, \
-                      uint32_t last) {                                                                              \
-    HWY_DYNAMIC_DISPATCH(name)(config, params, tables, first, last);                                                \
-  }
-KVCC_READER(key_scores)
-KVCC_READER(value_mix)
-KVCC_READER(value_merge)
-KVCC_READER(attention)
-KVCC_READER(attention_merge)
-#undef KVCC_READER
+KVCC_BUILTIN(key_scores)
+KVCC_BUILTIN(value_mix)
+KVCC_BUILTIN(value_merge)
+KVCC_BUILTIN(attention)
+KVCC_BUILTIN(attention_merge)
 
 }  // namespace kvcc::cpu
 #endif

@@ -207,8 +207,8 @@ void PackSelect(const Config& config, const KvccPackParams& p, const KvccCpuTabl
     const int64_t token = static_cast<int64_t>(b.z) * p.count + b.x;
     const TokenRange range = SelectRow(tensor, config.dtype(), p, token, keys.data());
     if (bits == 0) continue;
-    uint8_t* const page = page_of(p.cache, b.z, packed / KVCC_PAGE_TOKENS);
-    parts_of(tensor, p.cache, page, 0, bits).ranges[packed % KVCC_PAGE_TOKENS] = {range.scale, range.zero};
+    const PageParts page = HeadPages(tensor, p.cache, b.z, 0, bits).at(packed / KVCC_PAGE_TOKENS);
+    page.ranges[packed % KVCC_PAGE_TOKENS] = {range.scale, range.zero};
   }
 }
 

@@ -249,8 +249,8 @@ HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit,
     const int16_t* HWY_RESTRICT turn = k.turns + 4 * part * turns * 64;
     ptrdiff_t octet = 0;
     if constexpr (kHalves) {
-      // Measured on Zen 5: about one load of 64 bytes a cycle from more than 4 KiB, so loads are what this loop waits
-      // for.
+      // Measured on Zen 5: from small pages, about one load of 64 bytes a cycle beyond 8 KiB, so this loop waits for
+      // loads.
       constexpr int kHeld = kQueries <= 3 ? kQueries : 1;  // of the second half's queries; registers end there
       for (ptrdiff_t u = 0; u < half; ++u) {
         const __m512i sa = load_once(constant), za = load_once(constant + 32);
@@ -354,39 +354,14 @@ HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* 
 #pragma GCC pop_options
 #endif
 
-/// The two above for any number of queries and any job.
+/// The two above for any number of queries and any job, which the first four do.
 template <int kNext, bool kHalves>
 HWY_INLINE void score_shorts_next(const ShortKeys& k, const float* unit, float* scores, const DecodeJob& job) {
-  switch (k.queries) {
-    case 1:
-      score_shorts<1, kNext, kHalves>(k, 0, unit, scores, job);
-      break;
-    case 2:
-      score_shorts<2, kNext, kHalves>(k, 0, unit, scores, job);
-      break;
-    case 3:
-      score_shorts<3, kNext, kHalves>(k, 0, unit, scores, job);
-      break;
-    default:
-      score_shorts<4, kNext, kHalves>(k, 0, unit, scores, job);
-      break;
-  }
+  with_queries(k.queries, [&](auto n) { score_shorts<decltype(n)::value, kNext, kHalves>(k, 0, unit, scores, job); });
   for (int first = 4; first < k.queries; first += 4) {
-    float* to = scores + first * kPage;
-    switch (k.queries - first) {
-      case 1:
-        score_shorts<1, 0, kHalves>(k, first, unit + first, to, job);
-        break;
-      case 2:
-        score_shorts<2, 0, kHalves>(k, first, unit + first, to, job);
-        break;
-      case 3:
-        score_shorts<3, 0, kHalves>(k, first, unit + first, to, job);
-        break;
-      default:
-        score_shorts<4, 0, kHalves>(k, first, unit + first, to, job);
-        break;
-    }
+    with_queries(k.queries - first, [&](auto n) {
+      score_shorts<decltype(n)::value, 0, kHalves>(k, first, unit + first, scores + first * kPage, job);
+    });
   }
 }
 template <bool kHalves>
@@ -414,38 +389,14 @@ HWY_INLINE void score_shorts_all(const ShortKeys& k, const float* unit, float* s
 template <int kNext>
 HWY_INLINE void mix_shorts_next(const int16_t* levels, const int16_t* weights, int octets, int queries,
                                 const float* unit, float* sums, const DecodeJob& job) {
-  switch (queries) {
-    case 1:
-      mix_shorts<1, kNext>(levels, weights, octets, queries, unit, sums, job);
-      break;
-    case 2:
-      mix_shorts<2, kNext>(levels, weights, octets, queries, unit, sums, job);
-      break;
-    case 3:
-      mix_shorts<3, kNext>(levels, weights, octets, queries, unit, sums, job);
-      break;
-    default:
-      mix_shorts<4, kNext>(levels, weights, octets, queries, unit, sums, job);
-      break;
-  }
+  with_queries(queries, [&](auto n) {
+    mix_shorts<decltype(n)::value, kNext>(levels, weights, octets, queries, unit, sums, job);
+  });
   for (int first = 4; first < queries; first += 4) {
-    const int16_t* from = weights + first * 32;
-    const float* units = unit + first * 16;
-    float* to = sums + first * 16;
-    switch (queries - first) {
-      case 1:
-        mix_shorts<1, 0>(levels, from, octets, queries, units, to, job);
-        break;
-      case 2:
-        mix_shorts<2, 0>(levels, from, octets, queries, units, to, job);
-        break;
-      case 3:
-        mix_shorts<3, 0>(levels, from, octets, queries, units, to, job);
-        break;
-      default:
-        mix_shorts<4, 0>(levels, from, octets, queries, units, to, job);
-        break;
-    }
+    with_queries(queries - first, [&](auto n) {
+      mix_shorts<decltype(n)::value, 0>(levels, weights + first * 32, octets, queries, unit + first * 16,
+                                        sums + first * 16, job);
+    });
   }
 }
 HWY_INLINE void mix_shorts_all(const int16_t* levels, const int16_t* weights, int octets, int queries,

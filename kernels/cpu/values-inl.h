@@ -70,9 +70,9 @@ HWY_NOINLINE void mix_floats(int octets, int queries, int first, const ValueScra
 }
 
 /// Weighted sums of one head's values, for the queries of a block.
-template <class Tensor>
 class Values {
  public:
+  template <class Tensor>
   Values(const Tensor& tensor, const KvccCache& cache, const KvccCpuTables& tables, const Work& work,
          ValueScratch& scratch)
       : cache_(cache),
@@ -83,7 +83,7 @@ class Values {
         levels_(tensor.levels(cache.layer, work.head)),
         sparse_(tensor.sparse() != KVCC_SPARSE_NONE && cache.sparse_capacity > 0),
         by_token_(tensor.axis() == KVCC_AXIS_TOKEN),
-        pages_(tensor, cache, work, bits_) {
+        pages_(tensor, cache, work.sequence, work.head, bits_) {
     std::memset(s_.sum, 0, sizeof(float) * 4 * static_cast<size_t>(head_dim_ * work.queries));
     std::memset(s_.other, 0, sizeof(float) * static_cast<size_t>(head_dim_ * work.queries));
     std::memset(s_.zeros, 0, sizeof s_.zeros);
@@ -91,14 +91,7 @@ class Values {
     shorts_ = tables.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && fill_shorts();
 #endif
     (void)tables;
-    if (sparse_ && !by_token_) {
-      HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
-      for (int c = 0; c < head_dim_; ++c) {
-        scale[c] = scale_of(c);
-        zero[c] = zero_of(c);
-      }
-      s_.outliers.set(scale, zero, head_dim_, level_unit_);
-    }
+    if (sparse_ && !by_token_) s_.outliers.set_channels(cache, work.head, head_dim_, level_unit_);
   }
 
   /// Codes of page i into the scratch; the job, if any, is to be done before the page is added.
@@ -111,7 +104,7 @@ class Values {
   /// Adds page i, which is begun and decoded. weights [queries, 64], finite, 0 where a slot is not visible. Does
   /// `next`, of another tile, by the way.
   void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights, const DecodeJob& next = {}) {
-    const TileParts parts = pages_.at(i);
+    const PageParts parts = pages_.at(i);
     weigh(parts, work_.context.slots(i), weights);
     if (sparse_) {
       records_ = parts.ends[mma::kClasses - 1];
@@ -129,20 +122,9 @@ class Values {
       }
     }
     for (int first = 0; first < queries; first += 4) {
-      switch (queries - first) {
-        case 1:
-          mix_floats<1>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
-          break;
-        case 2:
-          mix_floats<2>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
-          break;
-        case 3:
-          mix_floats<3>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
-          break;
-        default:
-          mix_floats<4>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
-          break;
-      }
+      with_queries(queries - first, [&](auto n) {
+        mix_floats<decltype(n)::value>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
+      });
     }
   }
 
@@ -154,7 +136,7 @@ class Values {
   /// Adds exact position p, weights [queries] at the given stride.
   void add_exact(int32_t p, const float* weights, int stride) {
     const DF d;
-    const uint16_t* row = exact_row(cache_, work_, head_dim_, p);
+    const uint16_t* row = exact_row(cache_, work_.sequence, work_.head, head_dim_, p);
     HWY_ALIGN float value[kMaxHeadDim];
     for (int c = 0; c < head_dim_; ++c) value[c] = half_to_float(row[c]);
     for (int g = 0; g < work_.queries; ++g) {
@@ -199,11 +181,11 @@ class Values {
   }
 
  private:
-  float scale_of(int channel) const { return read_scale(cache_.scale[work_.head * head_dim_ + channel]); }
-  float zero_of(int channel) const { return cache_.zero[work_.head * head_dim_ + channel]; }
+  float scale_of(int channel) const { return channel_scale(cache_, work_.head, head_dim_, channel); }
+  float zero_of(int channel) const { return channel_zero(cache_, work_.head, head_dim_, channel); }
 
   /// Weights times scales of tokens; what multiplies zero-points.
-  void weigh(const TileParts& parts, const Slots& slots, const float* HWY_RESTRICT weights) {
+  void weigh(const PageParts& parts, const Slots& slots, const float* HWY_RESTRICT weights) {
     const DF d;
     if (by_token_) {
       load_ranges(parts.ranges, slots, s_.scale, s_.zero);
@@ -220,7 +202,7 @@ class Values {
       hn::Store(sum, d, s_.zeros + 16 * g);
     }
   }
-  void add_outliers(const TileParts& parts, TileScratch& tile, const float* HWY_RESTRICT weights) {
+  void add_outliers(const PageParts& parts, TileScratch& tile, const float* HWY_RESTRICT weights) {
     const auto rest = [&](int token, int channel, float missing) {
       if (channel < head_dim_) add_missing(token, channel, missing, weights);
     };
@@ -263,7 +245,7 @@ class Values {
   int head_dim_, bits_;
   const float* levels_;
   bool sparse_, by_token_, shorts_ = false;
-  Pages<Tensor> pages_;
+  HeadPages pages_;
   float level_unit_ = 1;
   int records_ = 0;  ///< of the last tile
 };
