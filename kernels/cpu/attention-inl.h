@@ -104,7 +104,7 @@ class Softmax {
 struct AttentionScratch {
   KeyScratch key;
   ValueScratch value;
-  TileScratch key_tile, value_tile;
+  TileScratch tile;
   alignas(64) float scores[kMaxQueries * kPage];
 };
 
@@ -124,16 +124,13 @@ void Attention(const Config& config, const KvccAttentionParams& p, const KvccCpu
               p.multiplier * kLog2E, scratch.key);
     Values values(config.value(), p.value, tables, work, scratch.value);
     Softmax softmax(work.queries);
-    if (work.page < work.page_end) decode_rest(keys.begin_page(work.page, scratch.key_tile));
     for (int32_t i = work.page; i < work.page_end; ++i) {
       const Slots slots = work.context.slots(i);
       keys.prefetch_page(i + kAhead);
-      keys.score_page(i, scratch.key_tile, scores, values.begin_page(i, scratch.value_tile));
+      keys.score_page(i, scratch.tile, scores);
       softmax.soften(scores, work.queries, slots.begin, slots.end, values);
       values.prefetch_page(i + kAhead);
-      DecodeJob next;
-      if (i + 1 < work.page_end) next = keys.begin_page(i + 1, scratch.key_tile);
-      values.add_page(i, scratch.value_tile, scores, next);
+      values.add_page(i, scratch.tile, scores);
     }
     for (int32_t i = work.tile; i < work.tile_end; ++i) {
       const int32_t from = work.context.exact_block(i) * kPage;

@@ -193,106 +193,41 @@ HWY_NOINLINE void decode_floats(const uint32_t* HWY_RESTRICT words, int head_dim
   }
 }
 
-/// Levels that are still to be decoded, 16-bit ones: the readers do so for the next tile while they multiply this one,
-/// as look-ups and products go to different ports.
-struct DecodeJob {
-  int bits = 0;  ///< 0: nothing to do
-  const uint32_t* words = nullptr;
-  int head_dim = 0;
-  const int16_t* table = nullptr;  ///< 32 levels, repeated
-  int16_t* out = nullptr;
-};
-
 #if KVCC_CPU_I16
-/// Bit positions of both codes of field `field` in the words of a 64-bit lane, for vpmultishiftqb.
+/// Sorted words of a tile to i16 levels, [head_dim pairs, 64]. table: 32 levels, repeated. vpmultishiftqb brings both
+/// codes of a field to the low bits of 16-bit lanes; what is above a code does not matter to vpermw in a repeated
+/// table.
 template <int kBits>
-HWY_INLINE __m512i field_control(int field) {
-  const auto bit = static_cast<long long>(2 * kBits * field);
-  return _mm512_set1_epi64(bit | (bit + kBits) << 16 | (bit + 32) << 32 | (bit + 32 + kBits) << 48);
-}
-
-/// Sorted words of a tile to i16 levels, [head_dim pairs, 64], eight pairs of one half a step.
-template <int kBits>
-class ShortDecoder {
- public:
-  explicit ShortDecoder(const DecodeJob& job)
-      : from_(job.words), to_(job.out), half_(job.head_dim / 8), left_(2 * half_), second_half_(job.out + 32) {
-    levels_ = _mm512_load_si512(job.table);
-    KVCC_CPU_UNROLL
-    for (int i = 0; i < kFields; ++i) control_[i] = field_control<kBits>(i);
+HWY_NOINLINE void decode_shorts(const uint32_t* HWY_RESTRICT words, int head_dim, const int16_t* HWY_RESTRICT table,
+                                int16_t* HWY_RESTRICT out) {
+  constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
+  const __m512i levels = _mm512_load_si512(table);
+  __m512i control[kFields];
+  KVCC_CPU_UNROLL
+  for (int e = 0; e < kFields; ++e) {
+    const auto bit = static_cast<long long>(2 * kBits * e);
+    control[e] = _mm512_set1_epi64(bit | (bit + kBits) << 16 | (bit + 32) << 32 | (bit + 32 + kBits) << 48);
   }
-  /// The next eight pairs; to be called head_dim / 4 times in all.
-  HWY_INLINE void step() {
-    if constexpr (kBits == 3) {
-      const __m512i b = _mm512_load_si512(from_ + 16);
-      if (left_ % 2 == 0) {
-        put<0, 5, 0>(_mm512_load_si512(from_));
-        put<0, 3, 5>(b);
-      } else {
-        const DU d;
-        const __m512i c = _mm512_load_si512(from_ + 32);
-        put<3, 5, 0>(b);
-        put<0, 5, 2>(c);
-        put<0, 1, 7>(last_pair(hn::Load(d, from_), VU{b}, VU{c}).raw);
-        from_ += 48;
-      }
-    } else {
+  const auto put = [&](__m512i word, __m512i field, int16_t* to) HWY_ATTR {
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(_mm512_multishift_epi64_epi8(field, word), levels));
+  };
+  for (int h = 0; h < 2; ++h) {
+    int16_t* to = out + 32 * h;
+    for (int group = 0; group < head_dim / 16; ++group, words += 16 * kBits, to += 16 * 64) {
       KVCC_CPU_UNROLL
-      for (int w = 0; w < kBits / 2; ++w, from_ += 16) {
-        const __m512i word = _mm512_load_si512(from_);
+      for (int w = 0; w < kBits; ++w) {
+        const __m512i word = _mm512_load_si512(words + 16 * w);
         KVCC_CPU_UNROLL
-        for (int i = 0; i < kFields; ++i) put(word, i, w * kFields + i);
+        for (int e = 0; e < kFields; ++e) put(word, control[e], to + (w * kFields + e) * 64);
+      }
+      if constexpr (kBits == 3) {
+        const DU d;
+        const VU last = last_pair(hn::Load(d, words), hn::Load(d, words + 16), hn::Load(d, words + 32));
+        put(last.raw, control[0], to + 15 * 64);
       }
     }
-    to_ += 8 * 64;
-    if (--left_ == half_) to_ = second_half_;
-  }
-  HWY_INLINE void finish() {
-    while (left_ > 0) step();
-  }
-
- private:
-  static constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
-  HWY_INLINE void put(__m512i word, int field, int pair) {
-    const __m512i index = _mm512_multishift_epi64_epi8(control_[field], word);
-    _mm512_store_si512(to_ + pair * 64, _mm512_permutexvar_epi16(index, levels_));
-  }
-  /// Fields [kBegin, kEnd) of a word to pairs from kPair on.
-  template <int kBegin, int kEnd, int kPair>
-  HWY_INLINE void put(__m512i word) {
-    KVCC_CPU_UNROLL
-    for (int i = kBegin; i < kEnd; ++i) put(word, i, kPair + i - kBegin);
-  }
-
-  const uint32_t* HWY_RESTRICT from_;
-  int16_t* HWY_RESTRICT to_;
-  int half_, left_;
-  int16_t* second_half_;
-  __m512i levels_, control_[kFields];
-};
-template <>
-class ShortDecoder<0> {
- public:
-  explicit ShortDecoder(const DecodeJob&) {}
-  HWY_INLINE void step() {}
-  HWY_INLINE void finish() {}
-};
-
-/// All of a job.
-HWY_INLINE void decode_rest(const DecodeJob& job) {
-  switch (job.bits) {
-    case 2:
-      return ShortDecoder<2>(job).finish();
-    case 3:
-      return ShortDecoder<3>(job).finish();
-    case 4:
-      return ShortDecoder<4>(job).finish();
-    default:
-      return;
   }
 }
-#else
-HWY_INLINE void decode_rest(const DecodeJob&) {}
 #endif
 
 /// Words and levels of a tile; decoding leaves them here for the readers.
@@ -306,17 +241,21 @@ struct alignas(64) TileScratch {
 };
 
 template <int kBits>
-HWY_INLINE DecodeJob decode_tile(const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
-                                 TileScratch& scratch) {
+HWY_INLINE void decode_tile(const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
+                            TileScratch& scratch) {
   sort_words<word_turn(kBits)>(tile, head_dim * kBits / 16, scratch.words);
-  if (shorts != nullptr) return {kBits, scratch.words, head_dim, shorts, scratch.shorts};
+#if KVCC_CPU_I16
+  if constexpr (kBits <= 4) {
+    if (shorts != nullptr) return decode_shorts<kBits>(scratch.words, head_dim, shorts, scratch.shorts);
+  }
+#endif
+  (void)shorts;
   decode_floats<kBits>(scratch.words, head_dim, levels, scratch.floats);
-  return {};
 }
 
-/// Levels of a tile into the scratch: f32 at once; i16, where `shorts` is given (bits at most 4), as a job.
-HWY_INLINE DecodeJob decode(int bits, const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
-                            TileScratch& scratch) {
+/// Levels of a tile into the scratch: i16 where `shorts` is given (bits at most 4), else f32.
+HWY_INLINE void decode(int bits, const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
+                       TileScratch& scratch) {
   switch (bits) {
     case 2:
       return decode_tile<2>(tile, head_dim, levels, shorts, scratch);

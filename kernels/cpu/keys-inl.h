@@ -88,17 +88,10 @@ class Keys {
     }
   }
 
-  /// Codes of page i into the scratch; the job, if any, is to be done before the page is scored.
-  DecodeJob begin_page(int32_t i, TileScratch& tile) {
-#if KVCC_CPU_I16
-    if (shorts_) return decode(bits_, pages_.at(i).codes, shape_.head_dim, levels_, s_.shorts, tile);
-#endif
-    return decode(bits_, pages_.at(i).codes, shape_.head_dim, levels_, nullptr, tile);
-  }
-  /// Scores [queries, 64] of page i, which is begun and decoded; those of slots that are not visible are unspecified.
-  /// Does `next`, of another tile, by the way.
-  void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores, const DecodeJob& next = {}) {
+  /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
+  void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores) {
     const PageParts parts = pages_.at(i);
+    decode(bits_, parts.codes, shape_.head_dim, levels_, shorts_levels(), tile);
     block_ = i + cache_.sink / KVCC_ROPE_BLOCK;
     if (shape_.by_token) fill_token_scales(parts, work_.context.slots(i));
     bool extra = false;
@@ -109,7 +102,7 @@ class Keys {
 #if KVCC_CPU_I16
     if (shorts_) {
       if (shape_.rotary > 0) turn_short_queries(block_);
-      score_shorts(tile.shorts, scores, next);
+      score_shorts(tile.shorts, scores);
       if (extra) [[unlikely]] {
         for (int j = 0; j < work_.queries * kPage; ++j) scores[j] += s_.extra[j];
       }
@@ -117,7 +110,6 @@ class Keys {
     }
 #endif
     (void)extra;
-    decode_rest(next);
     turn_and_spread(block_);
     const bool by_token = shape_.by_token;
     const FloatKeys k{tile.floats,    s_.scale,          s_.zero,           s_.cosine,
@@ -158,6 +150,13 @@ class Keys {
   }
 
  private:
+  /// Null: the head is read in f32.
+  const int16_t* shorts_levels() const {
+#if KVCC_CPU_I16
+    if (shorts_) return s_.shorts;
+#endif
+    return nullptr;
+  }
   int element_channel(int octet, int second, int e) const { return octet * 8 + e / 4 * 2 + second; }
 
   /// Cosines and sines of the 64 slots, in the order of the levels.
@@ -353,10 +352,10 @@ class Keys {
                   shape_.rope == KVCC_ROPE_INTERLEAVED, to + 32 * g, 32 * work_.queries);
     }
   }
-  void score_shorts(const int16_t* levels, float* scores, const DecodeJob& next) const {
+  void score_shorts(const int16_t* levels, float* scores) const {
     const ShortKeys k{levels,        s_.constants,  s_.turns,    reinterpret_cast<const int16_t*>(s_.spread),
                       shape_.octets, shape_.rotary, shape_.rope, work_.queries};
-    score_shorts_all(k, score_unit_, scores, next);
+    score_shorts_all(k, score_unit_, scores);
   }
 #endif
 

@@ -229,11 +229,9 @@ HWY_INLINE __m512i short_key(const int16_t* HWY_RESTRICT level, __m512i scale, _
   return _mm512_add_epi16(_mm512_mulhrs_epi16(_mm512_load_si512(level), scale), zero);
 }
 
-/// Scores [64] of kQueries queries, in units of `unit`; decodes what the job asks for by the way.
-template <int kQueries, int kNext, bool kHalves>
-HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit, float* HWY_RESTRICT scores,
-                               const DecodeJob& job) {
-  ShortDecoder<kNext> next(job);
+/// Scores [64] of kQueries queries, in units of `unit`.
+template <int kQueries, bool kHalves>
+HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit, float* HWY_RESTRICT scores) {
   const ptrdiff_t band = k.octets * 64, by_octet = k.queries * 32;
   const ptrdiff_t half = k.rotary / 16, turns = kHalves ? half : k.rotary / 8;
   for (int part = 0; part < 4; ++part) {
@@ -273,36 +271,27 @@ HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit,
             s.sum[x][g] = add_products(add_products(s.sum[x][g], first_key, qa[g]), second_key, q);
           }
         }
-        next.step();
         level += 64, constant += 64, query += by_octet, turn += 64;
       }
       octet = 2 * half;
       level += half * 64, constant += half * 64, query += half * by_octet;
     } else {
-      for (; octet < turns; octet += 2) {
-        KVCC_CPU_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const __m512i sa = _mm512_load_si512(constant), za = _mm512_load_si512(constant + 32);
-          KVCC_CPU_UNROLL
-          for (int x = 0; x < 4; ++x) {
-            const __m512i a = short_key(level + x / 2 * band + x % 2 * 32, sa, za), b = _mm512_rol_epi32(a, 16);
-            const __m512i c = load_once(turn + x * turns * 64), n = load_once(turn + x * turns * 64 + 32);
-            s.add(x, _mm512_add_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n)), query);
-          }
-          level += 64, constant += 64, query += by_octet, turn += 64;
-        }
-        next.step();
-      }
-    }
-    for (; octet < k.octets; octet += 2) {
-      KVCC_CPU_UNROLL
-      for (int i = 0; i < 2; ++i) {
+      for (; octet < turns; ++octet) {
         const __m512i sa = _mm512_load_si512(constant), za = _mm512_load_si512(constant + 32);
         KVCC_CPU_UNROLL
-        for (int x = 0; x < 4; ++x) s.add(x, short_key(level + x / 2 * band + x % 2 * 32, sa, za), query);
-        level += 64, constant += 64, query += by_octet;
+        for (int x = 0; x < 4; ++x) {
+          const __m512i a = short_key(level + x / 2 * band + x % 2 * 32, sa, za), b = _mm512_rol_epi32(a, 16);
+          const __m512i c = load_once(turn + x * turns * 64), n = load_once(turn + x * turns * 64 + 32);
+          s.add(x, _mm512_add_epi16(_mm512_mulhrs_epi16(a, c), _mm512_mulhrs_epi16(b, n)), query);
+        }
+        level += 64, constant += 64, query += by_octet, turn += 64;
       }
-      next.step();
+    }
+    for (; octet < k.octets; ++octet) {
+      const __m512i sa = _mm512_load_si512(constant), za = _mm512_load_si512(constant + 32);
+      KVCC_CPU_UNROLL
+      for (int x = 0; x < 4; ++x) s.add(x, short_key(level + x / 2 * band + x % 2 * 32, sa, za), query);
+      level += 64, constant += 64, query += by_octet;
     }
     KVCC_CPU_UNROLL
     for (int g = 0; g < kQueries; ++g) {
@@ -313,11 +302,9 @@ HWY_NOINLINE void score_shorts(const ShortKeys& k, int first, const float* unit,
 }
 
 /// Adds a tile to the sums of kQueries queries, [octet, half, query, e]. weights [band, query, 32], unit [query, 16].
-template <int kQueries, int kNext>
+template <int kQueries>
 HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* HWY_RESTRICT weights, int octets,
-                             int queries, const float* HWY_RESTRICT unit, float* HWY_RESTRICT sums,
-                             const DecodeJob& job) {
-  ShortDecoder<kNext> next(job);
+                             int queries, const float* HWY_RESTRICT unit, float* HWY_RESTRICT sums) {
   const ptrdiff_t band = octets * 64, by_half = queries * 16, by_band = queries * 32;
   __m512 units[kQueries];
   KVCC_CPU_UNROLL
@@ -331,13 +318,9 @@ HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* 
     }
     const int16_t* HWY_RESTRICT level = levels;
     const int16_t* HWY_RESTRICT weight = weights;
-    for (int i = 0; i < 8; i += 2) {
+    for (int i = 0; i < 8; ++i, level += band, weight += by_band) {
       KVCC_CPU_UNROLL
-      for (int j = 0; j < 2; ++j, level += band, weight += by_band) {
-        KVCC_CPU_UNROLL
-        for (int x = 0; x < 4; ++x) s.add(x, _mm512_load_si512(level + 32 * x), weight);
-      }
-      next.step();
+      for (int x = 0; x < 4; ++x) s.add(x, _mm512_load_si512(level + 32 * x), weight);
     }
     KVCC_CPU_UNROLL
     for (int x = 0; x < 4; ++x) {
@@ -354,66 +337,26 @@ HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* 
 #pragma GCC pop_options
 #endif
 
-/// The two above for any number of queries and any job, which the first four do.
-template <int kNext, bool kHalves>
-HWY_INLINE void score_shorts_next(const ShortKeys& k, const float* unit, float* scores, const DecodeJob& job) {
-  with_queries(k.queries, [&](auto n) { score_shorts<decltype(n)::value, kNext, kHalves>(k, 0, unit, scores, job); });
-  for (int first = 4; first < k.queries; first += 4) {
-    with_queries(k.queries - first, [&](auto n) {
-      score_shorts<decltype(n)::value, 0, kHalves>(k, first, unit + first, scores + first * kPage, job);
-    });
-  }
-}
+/// The two above for any number of queries.
 template <bool kHalves>
-HWY_INLINE void score_shorts_rope(const ShortKeys& k, const float* unit, float* scores, const DecodeJob& job) {
-  switch (job.bits) {
-    case 2:
-      return score_shorts_next<2, kHalves>(k, unit, scores, job);
-    case 3:
-      return score_shorts_next<3, kHalves>(k, unit, scores, job);
-    case 4:
-      return score_shorts_next<4, kHalves>(k, unit, scores, job);
-    default:
-      return score_shorts_next<0, kHalves>(k, unit, scores, job);
-  }
-}
-/// A job of another head dimension is done apart: a step takes an eighth of a tile's products.
-HWY_INLINE void score_shorts_all(const ShortKeys& k, const float* unit, float* scores, DecodeJob job) {
-  if (job.bits != 0 && job.head_dim != 8 * k.octets) {
-    decode_rest(job);
-    job.bits = 0;
-  }
-  if (k.rope == KVCC_ROPE_HALF) return score_shorts_rope<true>(k, unit, scores, job);
-  score_shorts_rope<false>(k, unit, scores, job);
-}
-template <int kNext>
-HWY_INLINE void mix_shorts_next(const int16_t* levels, const int16_t* weights, int octets, int queries,
-                                const float* unit, float* sums, const DecodeJob& job) {
-  with_queries(queries, [&](auto n) {
-    mix_shorts<decltype(n)::value, kNext>(levels, weights, octets, queries, unit, sums, job);
-  });
-  for (int first = 4; first < queries; first += 4) {
-    with_queries(queries - first, [&](auto n) {
-      mix_shorts<decltype(n)::value, 0>(levels, weights + first * 32, octets, queries, unit + first * 16,
-                                        sums + first * 16, job);
+HWY_INLINE void score_shorts_rope(const ShortKeys& k, const float* unit, float* scores) {
+  for (int first = 0; first < k.queries; first += 4) {
+    with_queries(k.queries - first, [&](auto n) {
+      score_shorts<decltype(n)::value, kHalves>(k, first, unit + first, scores + first * kPage);
     });
   }
+}
+HWY_INLINE void score_shorts_all(const ShortKeys& k, const float* unit, float* scores) {
+  if (k.rope == KVCC_ROPE_HALF) return score_shorts_rope<true>(k, unit, scores);
+  score_shorts_rope<false>(k, unit, scores);
 }
 HWY_INLINE void mix_shorts_all(const int16_t* levels, const int16_t* weights, int octets, int queries,
-                               const float* unit, float* sums, DecodeJob job) {
-  if (job.bits != 0 && job.head_dim != 8 * octets) {
-    decode_rest(job);
-    job.bits = 0;
-  }
-  switch (job.bits) {
-    case 2:
-      return mix_shorts_next<2>(levels, weights, octets, queries, unit, sums, job);
-    case 3:
-      return mix_shorts_next<3>(levels, weights, octets, queries, unit, sums, job);
-    case 4:
-      return mix_shorts_next<4>(levels, weights, octets, queries, unit, sums, job);
-    default:
-      return mix_shorts_next<0>(levels, weights, octets, queries, unit, sums, job);
+                               const float* unit, float* sums) {
+  for (int first = 0; first < queries; first += 4) {
+    with_queries(queries - first, [&](auto n) {
+      mix_shorts<decltype(n)::value>(levels, weights + first * 32, octets, queries, unit + first * 16,
+                                     sums + first * 16);
+    });
   }
 }
 

@@ -35,7 +35,6 @@ void ValueMix(const Config& config, const KvccValueMixParams& p, const KvccCpuTa
         }
       }
       values.prefetch_page(i + 1);
-      decode_rest(values.begin_page(i, tile));
       values.add_page(i, tile, weights);
     }
     for (int32_t i = work.tile; i < work.tile_end; ++i) {

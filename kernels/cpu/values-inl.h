@@ -94,26 +94,18 @@ class Values {
     if (sparse_ && !by_token_) s_.outliers.set_channels(cache, work.head, head_dim_, level_unit_);
   }
 
-  /// Codes of page i into the scratch; the job, if any, is to be done before the page is added.
-  DecodeJob begin_page(int32_t i, TileScratch& tile) {
-#if KVCC_CPU_I16
-    if (shorts_) return decode(bits_, pages_.at(i).codes, head_dim_, levels_, s_.shorts, tile);
-#endif
-    return decode(bits_, pages_.at(i).codes, head_dim_, levels_, nullptr, tile);
-  }
-  /// Adds page i, which is begun and decoded. weights [queries, 64], finite, 0 where a slot is not visible. Does
-  /// `next`, of another tile, by the way.
-  void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights, const DecodeJob& next = {}) {
+  /// Adds page i. weights [queries, 64], finite, 0 where a slot is not visible.
+  void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights) {
     const PageParts parts = pages_.at(i);
+    decode(bits_, parts.codes, head_dim_, levels_, shorts_levels(), tile);
     weigh(parts, work_.context.slots(i), weights);
     if (sparse_) {
       records_ = parts.ends[mma::kClasses - 1];
       add_outliers(parts, tile, weights);
     }
 #if KVCC_CPU_I16
-    if (shorts_) return mix_shorts(tile.shorts, weights, next);
+    if (shorts_) return mix_shorts(tile.shorts, weights);
 #endif
-    decode_rest(next);
     const int queries = work_.queries;
     for (int g = 0; g < queries; ++g) {
       for (int token = 0; token < kPage; ++token) {
@@ -181,6 +173,13 @@ class Values {
   }
 
  private:
+  /// Null: the head is read in f32.
+  const int16_t* shorts_levels() const {
+#if KVCC_CPU_I16
+    if (shorts_) return s_.shorts;
+#endif
+    return nullptr;
+  }
   float scale_of(int channel) const { return channel_scale(cache_, work_.head, head_dim_, channel); }
   float zero_of(int channel) const { return channel_zero(cache_, work_.head, head_dim_, channel); }
 
@@ -226,7 +225,7 @@ class Values {
 
 #if KVCC_CPU_I16
   bool fill_shorts() { return make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_); }
-  void mix_shorts(const int16_t* levels, const float* HWY_RESTRICT weights, const DecodeJob& next) {
+  void mix_shorts(const int16_t* levels, const float* HWY_RESTRICT weights) {
     auto* const spread = reinterpret_cast<int16_t*>(s_.spread);
     const int queries = work_.queries, octets = head_dim_ / 8;
     alignas(64) float unit[kMaxQueries * 16];
@@ -235,7 +234,7 @@ class Values {
           spread_weights(weights + g * kPage, by_token_ ? s_.scale : nullptr, spread + 32 * g, 32 * queries);
       _mm512_store_ps(unit + 16 * g, _mm512_mul_ps(one, _mm512_set1_ps(level_unit_)));
     }
-    mix_shorts_all(levels, spread, octets, queries, unit, s_.sum, next);
+    mix_shorts_all(levels, spread, octets, queries, unit, s_.sum);
   }
 #endif
 
