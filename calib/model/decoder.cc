@@ -12,6 +12,9 @@ namespace kvcc {
 
 void KvTap::before_rope(int, at::Tensor&, at::Tensor&) {}
 void KvTap::after_rope(int, at::Tensor&) {}
+at::Tensor KvTap::attend(int, const at::Tensor&, const at::Tensor&, const at::Tensor&, const AttentionRule&) {
+  return {};
+}
 
 KvCache::KvCache(int64_t layers, int64_t capacity) : key_(layers), value_(layers), capacity_(capacity) {}
 
@@ -101,8 +104,13 @@ at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& an
   if (tap != nullptr) tap->before_rope(index, key, value);
   query = rope_.rotate(query, angles);
   key = rope_.rotate(key, angles);
-  if (tap != nullptr) tap->after_rope(index, key);
-
+  if (tap != nullptr) {
+    tap->after_rope(index, key);
+    if (cache == nullptr) {
+      if (const at::Tensor mixed = tap->attend(index, query, key, value, {}); mixed.defined())
+        return finish(w, x, mixed);
+    }
+  }
   query = query.transpose(1, 2);
   key = key.transpose(1, 2);
   value = value.transpose(1, 2);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "calib/model/attention.h"
 #include "calib/model/description.h"
 #include "calib/model/linear.h"
 #include "calib/model/rope.h"
@@ -24,6 +25,11 @@ class KvTap {
   virtual void before_rope(int layer, at::Tensor& key, at::Tensor& value);
   /// Keys after RoPE [B, T, H, D].
   virtual void after_rope(int layer, at::Tensor& key);
+  /// Attention in the decoder's place: query [B, T, Hq, D] after RoPE, key and value as the calls above left them. They
+  /// may have put more rows along B there (a second version of each key, say), which RoPE turns alike. Returns
+  /// [B, T, Hq, Dv]; an undefined tensor, as this one does, for the decoder's own attention. Not called with a KvCache.
+  virtual at::Tensor attend(int layer, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                            const AttentionRule& rule);
 };
 
 /// Keys (after RoPE) and values of the tokens so far, for decoding token by token.
