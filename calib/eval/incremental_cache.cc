@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <span>
-#include <type_traits>
 
 #include "formats/core/error.h"
 
@@ -28,15 +27,18 @@ IncrementalCache::IncrementalCache(const Codebook& codebook, const Rope& rope, i
   }
   for (size_t row = 0; row < layers_.size(); ++row) {
     Layer& layer = layers_.at(codebook.layer_index[row]);
-    layer.key.quantiser = quantiser_of(codebook, row, CacheTensor::key);
-    layer.value.quantiser = quantiser_of(codebook, row, CacheTensor::value);
+    layer.key.codec = codec_of(codebook, row, CacheTensor::key);
+    layer.value.codec = codec_of(codebook, row, CacheTensor::value);
   }
 }
 
 IncrementalCache IncrementalCache::half(const CacheShape& shape, const Rope& rope, int threads) {
   IncrementalCache cache(rope, 0, 0, true, threads);
   cache.layers_.resize(shape.layers);
-  for (Layer& layer : cache.layers_) layer.key.quantiser = layer.value.quantiser = StoredHalf{};
+  for (Layer& layer : cache.layers_) {
+    layer.key.codec = make_half_codec(shape.kv_heads, shape.head_dim);
+    layer.value.codec = make_half_codec(shape.kv_heads, shape.value_head_dim);
+  }
   return cache;
 }
 
@@ -74,15 +76,11 @@ std::pair<at::Tensor, at::Tensor> IncrementalCache::read(int index, int64_t coun
 void IncrementalCache::add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place) {
   const int64_t tokens = x.size(0), end = first + tokens;
   at::Tensor now = x.clone();
-  if (std::holds_alternative<StoredHalf>(rows.quantiser)) {
-    round_to_record(numbers(now), numbers(now), place);
-    return put(rows, turn, first, now);
-  }
   const int64_t exact = std::clamp<int64_t>(sink_ - first, 0, tokens);  // of the sinks
   at::Tensor sinks = now.narrow(0, 0, exact), rest = now.narrow(0, exact, tokens - exact);
   round_to_record(numbers(sinks), numbers(sinks), place + ", first tokens");
   if (residual_ == 0) {
-    quantise(rows, rest, place);
+    quantise(rows, rest, place, first + exact);
     return put(rows, turn, first, now);
   }
   round_to_record(numbers(rest), numbers(rest), place + ", last tokens");
@@ -91,22 +89,15 @@ void IncrementalCache::add(Rows& rows, bool turn, int64_t first, const at::Tenso
   for (int64_t p = std::max(first, sink_); p < end; ++p) {
     at::Tensor slot = rows.window.narrow(0, p % residual_, 1);
     if (const int64_t old = p - residual_; old >= sink_) {
-      quantise(rows, slot, place);
+      quantise(rows, slot, place, old);
       put(rows, turn, old, slot);
     }
     slot.copy_(now.narrow(0, p - first, 1));
   }
 }
 
-void IncrementalCache::quantise(const Rows& rows, at::Tensor& x, const std::string& place) const {
-  std::visit(
-      [&](const auto& q) {
-        using Quantiser = std::decay_t<decltype(q)>;
-        if constexpr (std::is_same_v<Quantiser, ChannelQuantiser> || std::is_same_v<Quantiser, TokenQuantiser>) {
-          round_trip(q, numbers(x), numbers(x), threads_, place);
-        }
-      },
-      rows.quantiser);
+void IncrementalCache::quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const {
+  rows.codec->round_trip(numbers(x), numbers(x), threads_, place, first);
 }
 
 void IncrementalCache::put(Rows& rows, bool turn, int64_t first, const at::Tensor& x) {

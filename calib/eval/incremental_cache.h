@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +33,7 @@ class IncrementalCache : public AttentionCache {
 
  private:
   struct Rows {
-    LayerQuantiser quantiser;
+    std::shared_ptr<const TensorCodec> codec;
     at::Tensor store;   ///< [H, capacity, D], keys after RoPE
     at::Tensor window;  ///< [residual, H, D] fp16-rounded rows of the residual window, position p at p mod residual
   };
@@ -43,7 +44,7 @@ class IncrementalCache : public AttentionCache {
   IncrementalCache(const Rope& rope, int sink, int residual, bool turns_keys, int threads);
   /// x [T, H, D] to the cache; `turn`: keys that are to be turned when they are put into the store.
   void add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place);
-  void quantise(const Rows& rows, at::Tensor& x, const std::string& place) const;
+  void quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const;
   void put(Rows& rows, bool turn, int64_t first, const at::Tensor& x);
   at::Tensor turned(int64_t first, const at::Tensor& key);
 

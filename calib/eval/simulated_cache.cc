@@ -18,59 +18,49 @@ std::vector<T> row_of(const std::vector<T>& all, size_t row, size_t size) {
 
 }  // namespace
 
-LayerQuantiser quantiser_of(const Codebook& codebook, size_t row, CacheTensor tensor) {
+std::shared_ptr<const TensorCodec> codec_of(const Codebook& codebook, size_t row, CacheTensor tensor) {
   const bool key = tensor == CacheTensor::key;
   const TensorScheme& scheme = key ? codebook.scheme.key : codebook.scheme.value;
   const TensorCodebooks& stored = key ? codebook.key : codebook.value;
   const CacheShape& shape = codebook.model.shape;
-  if (scheme.grid == Grid::full) return StoredHalf{};
   const int heads = shape.kv_heads, dim = key ? shape.head_dim : shape.value_head_dim;
+  if (scheme.grid == Grid::full) return make_half_codec(heads, dim);
   const size_t channels = static_cast<size_t>(heads) * dim;
   LevelTable table{heads, stored.codes, row_of(stored.codebook, row, static_cast<size_t>(heads) * stored.codes),
                    row_of(stored.bits, row, heads)};
   if (scheme.axis == Axis::token) {
-    return TokenQuantiser{heads, dim, std::move(table),
-                          outliers_per_tail(codebook.scheme.sparse, static_cast<int>(channels))};
+    const int tail = outliers_per_tail(codebook.scheme.sparse, static_cast<int>(channels));
+    return make_codec(TokenQuantiser{heads, dim, std::move(table), tail});
   }
-  return ChannelQuantiser{heads,
-                          dim,
-                          std::move(table),
-                          row_of(stored.scale, row, channels),
-                          row_of(stored.zero, row, channels),
-                          row_of(stored.threshold_lower, row, channels),
-                          row_of(stored.threshold_upper, row, channels)};
+  return make_codec(ChannelQuantiser{heads, dim, std::move(table), row_of(stored.scale, row, channels),
+                                     row_of(stored.zero, row, channels), row_of(stored.threshold_lower, row, channels),
+                                     row_of(stored.threshold_upper, row, channels)});
 }
 
-LayerQuantiser quantiser_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor) {
+std::shared_ptr<const TensorCodec> codec_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor) {
   const bool key = tensor == CacheTensor::key;
   const TensorScheme& part = key ? scheme.key : scheme.value;
-  if (scheme.is_full()) return StoredFull{};
-  if (part.grid == Grid::full) return StoredHalf{};
-  if (scheme.needs_calibration() || part.axis != Axis::token || part.grid == Grid::nuq) {
+  if (scheme.is_full()) return nullptr;
+  if (scheme.needs_calibration()) {
     throw Error(ErrorKind::usage, "scheme " + short_name(scheme), "needs statistics of the model", "a codebook",
                 "kvcc calibrate makes one; then --codebook FILE");
   }
-  const int heads = shape.kv_heads, dim = key ? shape.head_dim : shape.value_head_dim;
-  const std::vector<float> levels =
-      part.grid == Grid::integer ? integer_levels(part.bits) : normal_float_levels(part.bits);
-  LevelTable table{heads, static_cast<int>(levels.size()), {}, std::vector<uint8_t>(heads, part.bits)};
-  for (int h = 0; h < heads; ++h) table.levels.insert(table.levels.end(), levels.begin(), levels.end());
-  return TokenQuantiser{heads, dim, std::move(table), outliers_per_tail(scheme.sparse, heads * dim)};
+  return make_codec(part, scheme.sparse, shape.kv_heads, key ? shape.head_dim : shape.value_head_dim);
 }
 
 SimulatedCache::SimulatedCache(const Codebook& codebook, int layers, int threads)
     : scheme_(codebook.scheme), threads_(threads), key_(layers), value_(layers) {
   for (size_t row = 0; row < codebook.layer_index.size(); ++row) {
-    key_.at(codebook.layer_index[row]) = quantiser_of(codebook, row, CacheTensor::key);
-    value_.at(codebook.layer_index[row]) = quantiser_of(codebook, row, CacheTensor::value);
+    key_.at(codebook.layer_index[row]) = codec_of(codebook, row, CacheTensor::key);
+    value_.at(codebook.layer_index[row]) = codec_of(codebook, row, CacheTensor::value);
   }
 }
 
 SimulatedCache::SimulatedCache(const Scheme& scheme, const CacheShape& shape, int threads)
     : scheme_(scheme),
       threads_(threads),
-      key_(shape.layers, quantiser_of(scheme, shape, CacheTensor::key)),
-      value_(shape.layers, quantiser_of(scheme, shape, CacheTensor::value)) {}
+      key_(shape.layers, codec_of(scheme, shape, CacheTensor::key)),
+      value_(shape.layers, codec_of(scheme, shape, CacheTensor::value)) {}
 
 void SimulatedCache::before_rope(int layer, at::Tensor& key, at::Tensor& value) {
   if (scheme_.key.site == Site::pre_rope) store(layer, CacheTensor::key, key);
@@ -83,34 +73,20 @@ void SimulatedCache::after_rope(int layer, at::Tensor& key) {
 
 void SimulatedCache::store(int layer, CacheTensor tensor, at::Tensor& x) {
   const bool is_key = tensor == CacheTensor::key;
-  const LayerQuantiser& quantiser = (is_key ? key_ : value_).at(layer);
-  if (std::holds_alternative<StoredFull>(quantiser)) return;
+  const TensorCodec* codec = (is_key ? key_ : value_).at(layer).get();
+  if (codec == nullptr) return;
   const std::string place = "layer " + std::to_string(layer) + (is_key ? " key" : " value");
   x = x.contiguous();  // freshly computed by the layer, so changing it in place is safe
   const int64_t batch = x.size(0), tokens = x.size(1), width = x.size(2) * x.size(3);
   const int64_t sink = std::min<int64_t>(scheme_.sink, tokens);
-  const int64_t residual = std::min<int64_t>(scheme_.residual, tokens - sink);
+  const int64_t end = coded_end(tokens, sink, scheme_.residual, codec->block_tokens());
   for (int64_t b = 0; b < batch; ++b) {
     const std::span<float> rows{x.mutable_data_ptr<float>() + b * tokens * width, static_cast<size_t>(tokens * width)};
-    const auto part = [&](int64_t first, int64_t count) { return rows.subspan(first * width, count * width); };
-    if (std::holds_alternative<StoredHalf>(quantiser)) {
-      round_to_record(rows, rows, place);
-      continue;
-    }
+    const auto part = [&](int64_t begin, int64_t stop) { return rows.subspan(begin * width, (stop - begin) * width); };
     round_to_record(part(0, sink), part(0, sink), place + ", first tokens");
-    const std::span<float> tail = part(tokens - residual, residual);
-    round_to_record(tail, tail, place + ", last tokens");
-    const std::span<float> middle = part(sink, tokens - sink - residual);
-    const int64_t outliers = std::visit(
-        [&](const auto& q) -> int64_t {
-          using Quantiser = std::decay_t<decltype(q)>;
-          if constexpr (std::is_same_v<Quantiser, StoredFull> || std::is_same_v<Quantiser, StoredHalf>) {
-            return 0;
-          } else {
-            return round_trip(q, middle, middle, threads_, place);
-          }
-        },
-        quantiser);
+    round_to_record(part(end, tokens), part(end, tokens), place + ", last tokens");
+    const std::span<float> middle = part(sink, end);
+    const int64_t outliers = codec->round_trip(middle, middle, threads_, place, sink);
     if (is_key) {
       key_outliers_ += outliers;
       key_elements_ += static_cast<int64_t>(middle.size());

@@ -2,31 +2,27 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "calib/model/decoder.h"
-#include "formats/codec/reference.h"
+#include "formats/codec/tensor_codec.h"
 #include "formats/core/scheme.h"
 #include "formats/store/codebook.h"
 
 namespace kvcc {
 
-/// How one tensor of one layer is stored: exactly as computed, rounded to the precision of record, or quantised.
-struct StoredFull {};
-struct StoredHalf {};
-using LayerQuantiser = std::variant<StoredFull, StoredHalf, ChannelQuantiser, TokenQuantiser>;
-
 enum class CacheTensor { key, value };
 
-/// The quantiser of row `row` (of codebook.layer_index) of an artifact, exactly as the artifact says.
-LayerQuantiser quantiser_of(const Codebook& codebook, size_t row, CacheTensor tensor);
-/// The quantiser of a scheme that needs no calibration. Throws Error(usage) for one that does.
-LayerQuantiser quantiser_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor);
+/// The codec of row `row` (of codebook.layer_index) of an artifact, exactly as the artifact says.
+std::shared_ptr<const TensorCodec> codec_of(const Codebook& codebook, size_t row, CacheTensor tensor);
+/// The codec of a scheme that needs no calibration; null for fp, which keeps what was computed, unrounded. Throws
+/// Error(usage) for a scheme that needs one.
+std::shared_ptr<const TensorCodec> codec_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor);
 
 /// Attention sees only what the cache would give back: full mode, the whole window quantised in one forward pass.
-/// The first scheme.sink and last scheme.residual tokens are exact but for the rounding to fp16.
+/// The first scheme.sink and the last tokens (coded_end) are exact but for the rounding to fp16.
 class SimulatedCache : public KvTap {
  public:
   /// Of an artifact; its layer_index says which layers of the model it holds. `layers`: of the model.
@@ -45,7 +41,7 @@ class SimulatedCache : public KvTap {
 
   Scheme scheme_;
   int threads_;
-  std::vector<LayerQuantiser> key_, value_;  ///< by the model's layer
+  std::vector<std::shared_ptr<const TensorCodec>> key_, value_;  ///< by the model's layer; null: as computed
   int64_t key_outliers_ = 0, key_elements_ = 0;
 };
 

@@ -57,11 +57,12 @@ void decode(const ChannelQuantiser& q, const EncodedToken& in, std::span<float> 
 void decode(const TokenQuantiser& q, const EncodedToken& in, std::span<float> out);
 
 /// decode(encode(x)) for x [T, H, D], in place allowed; bit-equal to the two calls above, and faster. Returns the
-/// number of outliers. Threads over tokens with `threads` > 1; the result does not depend on it.
+/// number of outliers. Threads over tokens with `threads` > 1; the result does not depend on it. Errors count tokens
+/// from `first_token`.
 int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::span<float> out, int threads = 1,
-                   const std::string& place = "key");
+                   const std::string& place = "key", int64_t first_token = 0);
 int64_t round_trip(const TokenQuantiser& q, std::span<const float> x, std::span<float> out, int threads = 1,
-                   const std::string& place = "value");
+                   const std::string& place = "value", int64_t first_token = 0);
 
 /// Full-precision exceptions (sinks, tail): rounds to fp16. Throws Error(bad_input) on overflow, naming place.
 void round_to_record(std::span<const float> x, std::span<float> out, const std::string& place);

@@ -4,15 +4,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <limits>
-#include <thread>
 
 #include "formats/codec/checks.h"
 #include "formats/codec/clones.h"
 #include "formats/codec/reference.h"
+#include "formats/codec/rows.h"
 #include "formats/codec/tails.h"
-#include "formats/core/error.h"
 
 namespace kvcc {
 namespace {
@@ -90,50 +88,12 @@ KVCC_CLONES bool any_outside(const float* x, const float* lower, const float* up
   return any != 0;
 }
 
-/// Runs work(begin, end) over contiguous pieces of [0, rows) and adds up what it returns. The error of the first
-/// failing row is the one thrown, whatever the number of threads.
-template <typename Work>
-int64_t over_rows(int64_t rows, int threads, const Work& work) {
-  const int pieces = static_cast<int>(std::clamp<int64_t>(threads, 1, std::max<int64_t>(rows, 1)));
-  if (pieces == 1) return work(int64_t{0}, rows);
-  std::vector<int64_t> counts(pieces);
-  std::vector<std::exception_ptr> errors(pieces);
-  std::vector<std::thread> pool;
-  for (int p = 0; p < pieces; ++p) {
-    pool.emplace_back([&, p] {
-      try {
-        counts[p] = work(rows * p / pieces, rows * (p + 1) / pieces);
-      } catch (...) {
-        errors[p] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : pool) thread.join();
-  int64_t total = 0;
-  for (int p = 0; p < pieces; ++p) {
-    if (errors[p]) std::rethrow_exception(errors[p]);
-    total += counts[p];
-  }
-  return total;
-}
-
-int64_t check_rows(size_t size, size_t out_size, int heads, int dim, const std::string& place) {
-  const size_t n = static_cast<size_t>(heads) * dim;
-  if (size % n != 0 || out_size != size) {
-    throw Error(ErrorKind::failed, place, std::to_string(size) + " values into " + std::to_string(out_size),
-                "whole rows of " + std::to_string(n) + ", as many out as in");
-  }
-  return static_cast<int64_t>(size / n);
-}
-
-std::string token_place(const std::string& place, int64_t token) { return place + ", token " + std::to_string(token); }
-
 }  // namespace
 
 int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::span<float> out, int threads,
-                   const std::string& place) {
+                   const std::string& place, int64_t first_token) {
   check_quantiser(q, place);
-  const int64_t rows = check_rows(x.size(), out.size(), q.heads, q.dim, place);
+  const int64_t rows = check_rows(x.size(), out.size(), int64_t{q.heads} * q.dim, place);
   const int n = q.heads * q.dim;
   const std::vector<Cells> cells = cells_of(q.table);
   const bool sparse = !q.threshold_lower.empty();
@@ -143,7 +103,7 @@ int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::spa
     int64_t outliers = 0;
     for (int64_t t = begin; t < end; ++t) {
       std::copy_n(x.data() + t * n, n, row.data());
-      if (first_non_finite(row) >= 0) check_finite(row, q.dim, token_place(place, t));
+      if (first_non_finite(row) >= 0) check_finite(row, q.dim, token_place(place, first_token + t));
       float* to = out.data() + t * n;
       for (int h = 0; h < q.heads; ++h) {
         const int at = h * q.dim;
@@ -155,7 +115,8 @@ int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::spa
         for (int c = i; c < i + width; ++c) {
           if (!outside_thresholds(row[c], q.threshold_lower[c], q.threshold_upper[c])) continue;
           const uint16_t half = float_to_half(row[c]);
-          to[c] = half_to_float(half_is_infinite(half) ? checked_half(row[c], c, q.dim, token_place(place, t)) : half);
+          to[c] = half_to_float(
+              half_is_infinite(half) ? checked_half(row[c], c, q.dim, token_place(place, first_token + t)) : half);
           ++outliers;
         }
       }
@@ -165,9 +126,9 @@ int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::spa
 }
 
 int64_t round_trip(const TokenQuantiser& q, std::span<const float> x, std::span<float> out, int threads,
-                   const std::string& place) {
+                   const std::string& place, int64_t first_token) {
   check_quantiser(q, place);
-  const int64_t rows = check_rows(x.size(), out.size(), q.heads, q.dim, place);
+  const int64_t rows = check_rows(x.size(), out.size(), int64_t{q.heads} * q.dim, place);
   const int n = q.heads * q.dim;
   const std::vector<Cells> cells = cells_of(q.table);
   return over_rows(rows, threads, [&](int64_t begin, int64_t end) {
@@ -175,11 +136,11 @@ int64_t round_trip(const TokenQuantiser& q, std::span<const float> x, std::span<
     RowTails tails;
     for (int64_t t = begin; t < end; ++t) {
       std::copy_n(x.data() + t * n, n, row.data());
-      if (first_non_finite(row) >= 0) check_finite(row, q.dim, token_place(place, t));
+      if (first_non_finite(row) >= 0) check_finite(row, q.dim, token_place(place, first_token + t));
       split_tails(row, q.tail, tails);
       TokenRange range = token_range(tails.low, tails.high);
       if (half_is_infinite(range.scale) || half_is_infinite(range.zero)) {
-        range = checked_range(tails.low, tails.high, token_place(place, t));
+        range = checked_range(tails.low, tails.high, token_place(place, first_token + t));
       }
       const float scale = half_to_float(range.scale), zero = half_to_float(range.zero);
       float* to = out.data() + t * n;
@@ -188,8 +149,9 @@ int64_t round_trip(const TokenQuantiser& q, std::span<const float> x, std::span<
       }
       for (const uint16_t column : tails.columns) {
         const uint16_t half = float_to_half(row[column]);
-        to[column] = half_to_float(
-            half_is_infinite(half) ? checked_half(row[column], column, q.dim, token_place(place, t)) : half);
+        to[column] = half_to_float(half_is_infinite(half)
+                                       ? checked_half(row[column], column, q.dim, token_place(place, first_token + t))
+                                       : half);
       }
     }
     return (end - begin) * 2 * q.tail;

@@ -1,0 +1,107 @@
+// The interface of codecs: packing, the window of exact tokens, errors.
+#include "formats/codec/tensor_codec.h"
+
+#include "formats/core/error.h"
+#include "tests/formats/codec/chain.h"
+
+namespace kvcc {
+namespace {
+
+LevelTable mixed_table() {  // 2 heads at 2 and 3 bits
+  LevelTable table{2, 8, {}, {2, 3}};
+  for (const int bits : {2, 3}) {
+    std::vector<float> levels = integer_levels(bits);
+    levels.resize(8, levels.back());
+    table.levels.insert(table.levels.end(), levels.begin(), levels.end());
+  }
+  return table;
+}
+
+ChannelQuantiser channels(bool sparse) {
+  ChannelQuantiser q{2, 5, mixed_table(), {}, std::vector<float>(10, 0.5f), {}, {}};
+  for (int i = 0; i < 10; ++i) q.scale.push_back(1.0f + static_cast<float>(i));
+  if (sparse) {
+    q.threshold_lower.assign(10, -2.0f);
+    q.threshold_upper.assign(10, 2.5f);
+  }
+  return q;
+}
+
+TEST(TensorCodec, QuantisersOfArtifactsAreCodecs) {
+  const std::vector<float> x = made_rows(70, 2, 5, 1);
+  std::vector<float> expected(x.size());
+  for (const bool sparse : {false, true}) {
+    const int64_t outliers = round_trip(channels(sparse), x, expected);
+    EXPECT_EQ(outliers > 0, sparse);
+    const auto codec = make_codec(channels(sparse));
+    EXPECT_TRUE(same_bits(expect_chain(*codec, x), expected));
+    std::vector<float> out(x.size());
+    EXPECT_EQ(codec->round_trip(x, out, 2, "key"), outliers);
+  }
+  for (const int tail : {0, 1, 3}) {
+    const TokenQuantiser q{2, 5, mixed_table(), tail};
+    round_trip(q, x, expected);
+    EXPECT_TRUE(same_bits(expect_chain(*make_codec(q), x), expected)) << tail;
+  }
+  round_to_record(x, expected, "half");
+  EXPECT_TRUE(same_bits(expect_chain(*make_half_codec(2, 5), x), expected));
+}
+
+TEST(TensorCodec, PackedBitsAreLowFirstAndPartsStartAtBytes) {
+  const CodedTokens coded{{"codes", 3, {1, 2, 3}}, {"scale", 16, {0x1234}}, {"empty", 4, {}}};
+  EXPECT_EQ(pack(coded), (std::vector<uint8_t>{0b11010001, 0, 0x34, 0x12}));
+}
+
+TEST(TensorCodec, DamagedBytesAreRefused) {
+  const auto codec = make_codec(channels(true));
+  CodedTokens coded;
+  codec->encode(made_rows(3, 2, 5, 2), coded, "made");
+  std::vector<uint8_t> bytes = pack(coded);
+  EXPECT_NO_THROW(unpack(*codec, 3, bytes, "made"));
+  EXPECT_THROW(unpack(*codec, 3, std::span(bytes).first(bytes.size() - 1), "made"), Error);
+  EXPECT_THROW(unpack(*codec, 2, bytes, "made"), Error);
+  bytes.push_back(0);
+  EXPECT_THROW(unpack(*codec, 3, bytes, "made"), Error);
+  bytes.pop_back();
+  bytes[3] |= 0x80;  // 15 codes of 2 bits are 30 bits
+  EXPECT_THROW(unpack(*codec, 3, bytes, "made"), Error);
+}
+
+TEST(TensorCodec, WindowOfExactTokens) {
+  // Tokens alone: all but the sinks and the last `residual`.
+  EXPECT_EQ(coded_end(100, 4, 32, 1), 68);
+  EXPECT_EQ(coded_end(20, 4, 32, 1), 4);
+  EXPECT_EQ(coded_end(2, 4, 0, 1), 2);
+  // KIVI with groups of 32 and residual 128: the first T - T mod 128.
+  EXPECT_EQ(coded_end(127, 0, 128, 32), 0);
+  EXPECT_EQ(coded_end(128, 0, 128, 32), 128);
+  EXPECT_EQ(coded_end(300, 0, 128, 32), 256);
+  // KVarN: tiles of 128 after 128 sinks, the incomplete one exact.
+  EXPECT_EQ(coded_end(383, 128, 0, 128), 256);
+  EXPECT_EQ(coded_end(384, 128, 128, 128), 384);
+  for (const int64_t block : {1, 32, 48}) {
+    for (int64_t tokens = 1, last = 0; tokens < 400; ++tokens) {
+      const int64_t end = coded_end(tokens, 5, 64, block);
+      EXPECT_GE(end, last);
+      EXPECT_LE(end, tokens);
+      EXPECT_EQ((end - std::min<int64_t>(5, tokens)) % block, 0);
+      last = end;
+    }
+  }
+}
+
+TEST(TensorCodec, ErrorsNameTheToken) {
+  std::vector<float> x = made_rows(4, 2, 5, 3);
+  x[2 * 10 + 7] = std::nanf("");
+  for (const auto& codec : {make_codec(channels(false)), make_codec(TokenQuantiser{2, 5, mixed_table(), 0})}) {
+    try {
+      codec->round_trip(x, x, 1, "layer 3 key", 100);
+      FAIL() << "accepted";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.place(), "layer 3 key, token 102, head 1, channel 2");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace kvcc
