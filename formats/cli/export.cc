@@ -3,6 +3,8 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
@@ -91,9 +93,10 @@ int export_file(const Options& options, const kvcc::cli::Common& common) {
     tree = kvcc::codebook_tree(codebook);
   }
   const fs::path scheme_file = fs::path(options.output).parent_path() / kSchemeFile;
+  std::vector<std::string> outputs = {options.output};
+  if (options.format == "vllm") outputs.push_back(scheme_file.string());
   std::error_code error;
-  for (const std::string& output : {options.output, scheme_file.string()}) {
-    if (output == scheme_file.string() && options.format != "vllm") continue;
+  for (const std::string& output : outputs) {
     if (fs::equivalent(options.input, output, error)) {
       throw Error(ErrorKind::usage, output, "is the artifact itself", "another name");
     }

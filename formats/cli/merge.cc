@@ -2,11 +2,14 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <map>
+#include <utility>
 
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/text.h"
+#include "formats/store/activations_manifest.h"
 #include "formats/store/merge.h"
 
 namespace {
@@ -29,13 +32,9 @@ Json description(const kvcc::MergePlan& plan, const Options& options) {
       {"dropped", plan.dropped}};
   document["sources"] = Json::array();
   for (size_t i = 0; i < settings.sources.size(); ++i) {
-    const kvcc::ActivationsSource& source = settings.sources[i];
-    const auto samples = std::count(settings.sample_source.begin(), settings.sample_source.end(), static_cast<int>(i));
-    document["sources"].push_back({{"text_name", source.text_name},
-                                   {"text_sha256", source.text_sha256},
-                                   {"text_flavour", source.text_flavour},
-                                   {"seed", source.seed},
-                                   {"samples", samples}});
+    Json source = kvcc::source_json(settings.sources[i]);
+    source["samples"] = std::count(settings.sample_source.begin(), settings.sample_source.end(), static_cast<int>(i));
+    document["sources"].push_back(std::move(source));
   }
   return document;
 }

@@ -164,6 +164,13 @@ void make_folder(const std::string& path) {
   if (!fs::is_directory(path)) throw bad_input(path, "exists and is not a folder", "a folder");
 }
 
+std::string nearest_existing(const std::string& path) {
+  std::error_code error;
+  fs::path place = fs::absolute(path, error);
+  while (!fs::exists(place, error) && place.has_relative_path()) place = place.parent_path();
+  return place.string();
+}
+
 std::string program_folder() {
   std::error_code error;
   const fs::path program = fs::read_symlink("/proc/self/exe", error);

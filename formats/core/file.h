@@ -57,6 +57,8 @@ void write_text_file(const std::string& path, std::string_view text, bool sync_n
 bool write_if_different(const std::string& path, std::string_view text);
 /// Makes the folder with its parents. Throws Error(resource, bad_input or failed).
 void make_folder(const std::string& path);
+/// `path`, or the nearest folder above it that exists.
+std::string nearest_existing(const std::string& path);
 
 /// Folder of the installed read-only data (device headers, templates, data set manifest): $KVCC_SHARE, else
 /// share/kvcc beside the programs' libexec/kvcc or bin folder.

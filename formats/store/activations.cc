@@ -35,6 +35,15 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
+/// What cures a folder whose shards are missing or damaged.
+std::string remake_hint(const ActivationsSettings& settings) {
+  return fmt::format("'kvcc {} --resume' with the same settings makes them again",
+                     settings.sources.empty() ? "collect" : "merge");
+}
+
+/// The same for a shard of which it is not known who made it.
+constexpr const char* kRemakeHint = "'kvcc collect --resume', or merge for a merged folder, makes it again";
+
 /// Through the name beside it; the bytes are hashed as they pass.
 void copy_shard(const std::string& from, const std::string& to, const ShardEntry& entry) {
   const MappedFile source(from);
@@ -43,7 +52,7 @@ void copy_shard(const std::string& from, const std::string& to, const ShardEntry
     throw bad_input(from, fmt::format("truncated or changed: needs {} bytes, has {}", entry.bytes, bytes.size()));
   }
   if (Sha256().update(bytes.data(), bytes.size()).hex() != entry.sha256) {
-    throw bad_input(from, "its sha256 is not the manifest's", "", "'kvcc collect --resume' makes it again");
+    throw bad_input(from, "its sha256 is not the manifest's", "", kRemakeHint);
   }
   write_text_file(to, {reinterpret_cast<const char*>(bytes.data()), bytes.size()}, false);
 }
@@ -97,9 +106,7 @@ ActivationsWriter::ActivationsWriter(std::string folder, ActivationsSettings set
 
 void check_disk_space(const std::string& folder, uint64_t needed, const std::string& hint) {
   std::error_code error;
-  fs::path place = fs::absolute(folder, error);
-  while (!fs::exists(place, error) && place.has_relative_path()) place = place.parent_path();
-  const fs::space_info disk = fs::space(place, error);
+  const fs::space_info disk = fs::space(nearest_existing(folder), error);
   if (error || disk.available >= needed) return;
   throw Error(ErrorKind::resource, folder,
               fmt::format("disk full: {} needed, {} free", human_bytes(needed), human_bytes(disk.available)), "", hint);
@@ -127,6 +134,7 @@ bool ActivationsWriter::try_resume(bool force) {
     throw bad_input(folder_, fmt::format("made with other settings: {}", fmt::join(differences, "; ")),
                     "the same settings to resume", "--force starts over");
   }
+  resumed_ = true;
   shards_ = std::move(manifest.shards);
   left_out_ = std::move(manifest.left_out);
   drop_damaged();
@@ -182,9 +190,7 @@ void ActivationsWriter::put(int sample, int layer, const Shard& shard) {
   make_folder(fs::path(path).parent_path().string());
   // Resuming checks every listed shard by its hash, so that neither name nor journal line has to be synced in order.
   write_text_file(path, image, false);
-  const ShardEntry entry{image.size(), sha256_hex(image)};
-  append_to_journal(folder_, shard_name(sample, layer_number(settings_, layer)), entry);
-  shards_[{sample, layer}] = entry;
+  record(sample, layer, {image.size(), sha256_hex(image)});
 }
 
 bool ActivationsWriter::adopt(int sample, int layer, const std::string& file, const ShardEntry& entry, bool copy) {
@@ -196,13 +202,22 @@ bool ActivationsWriter::adopt(int sample, int layer, const std::string& file, co
   fs::remove(path, error);
   const bool linked = !copy && ::link(file.c_str(), path.c_str()) == 0;
   if (linked) {
-    if (const std::string fault = shard_fault(path, entry, false); !fault.empty()) throw bad_input(file, fault);
+    // What a resumed run lacks may have been dropped as damaged, by it or by one before; a link to the same file would
+    // be as damaged.
+    if (const std::string fault = shard_fault(path, entry, resumed_); !fault.empty()) {
+      fs::remove(path, error);
+      throw bad_input(file, fault, "", kRemakeHint);
+    }
   } else {
     copy_shard(file, path, entry);
   }
+  record(sample, layer, entry);
+  return linked;
+}
+
+void ActivationsWriter::record(int sample, int layer, const ShardEntry& entry) {
   append_to_journal(folder_, shard_name(sample, layer_number(settings_, layer)), entry);
   shards_[{sample, layer}] = entry;
-  return linked;
 }
 
 void ActivationsWriter::leave_out(int sample, const std::string& reason) {
@@ -239,7 +254,7 @@ void ActivationsWriter::write_manifest(bool complete) const {
 
 ActivationsReader::ActivationsReader(std::string folder) : folder_(std::move(folder)) {
   if (!is_activations_folder(folder_)) {
-    throw bad_input(folder_, "no manifest.json", "a folder that kvcc collect wrote");
+    throw bad_input(folder_, "no manifest.json", "a folder that kvcc collect or kvcc merge wrote");
   }
   ActivationsManifest manifest = read_activations_manifest(folder_);
   settings_ = std::move(manifest.settings);
@@ -260,7 +275,7 @@ ActivationsReader::ActivationsReader(std::string folder) : folder_(std::move(fol
     throw bad_input(folder_,
                     fmt::format("{} of {} shards missing or incomplete: {}", missing.size(),
                                 sample_number_.size() * settings_.model.shape.layers, listed(missing)),
-                    "", "'kvcc collect --resume' with the same settings makes them");
+                    "", remake_hint(settings_));
   }
   if (!manifest.left_out.empty()) keep_samples();
   content_sha256_ = activations_sha256(settings_, shards_);
@@ -277,8 +292,6 @@ void ActivationsReader::keep_samples() {
   };
   keep(settings_.offsets);
   keep(settings_.sample_sha256);
-  keep(settings_.sample_source);
-  keep(settings_.sample_number);
   settings_.samples = static_cast<int64_t>(sample_number_.size());
   std::erase_if(shards_, [&](const auto& shard) {
     return std::find(sample_number_.begin(), sample_number_.end(), shard.first.first) == sample_number_.end();
@@ -315,7 +328,7 @@ Shard ActivationsReader::read(int index, int layer, bool check_hash) const {
     const std::string hash = Sha256().update(bytes.data(), bytes.size()).hex();
     if (hash != entry->second.sha256) {
       throw bad_input(path, fmt::format("sha256 {}", hash), entry->second.sha256 + " as the manifest says",
-                      "'kvcc collect --resume' makes it again");
+                      remake_hint(settings_));
     }
   }
   return shard_of_image(settings_, sample, layer, bytes, path);

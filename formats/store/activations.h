@@ -66,8 +66,8 @@ class ActivationsWriter {
   /// `layer` counts the layers that have a cache, 0 to L - 1; the file is named by the model's number of it.
   void put(int sample, int layer, const Shard& shard);
   /// Takes the finished shard in `file`, which `entry` describes, for this sample and layer: as a hard link (false with
-  /// `copy`, or where the file system has none: a copy, whose hash is checked). Returns whether it linked. Throws
-  /// Error(bad_input) when the file is not what `entry` says.
+  /// `copy`, or where the file system has none: a copy). The hash is checked of a copy, and of a link when resuming.
+  /// Returns whether it linked. Throws Error(bad_input) when the file is not what `entry` says.
   bool adopt(int sample, int layer, const std::string& file, const ShardEntry& entry, bool copy);
   const std::vector<std::string>& dropped() const { return dropped_; }
   /// Leaves a sample out (its activations are not finite) and records why; its shards no longer count.
@@ -84,10 +84,12 @@ class ActivationsWriter {
   std::map<std::pair<int, int>, ShardEntry> shards_;
   std::vector<std::string> dropped_;
   std::map<int, std::string> left_out_;
+  bool resumed_ = false;
   bool try_resume(bool force);
   void start_over() const;
   void check_space() const;
   void drop_damaged();
+  void record(int sample, int layer, const ShardEntry& entry);
   void write_manifest(bool complete) const;
 };
 

@@ -81,7 +81,11 @@ void check_settings(const ActivationsSettings& settings, const std::string& plac
   };
   each_sample("offsets", settings.offsets.size());
   each_sample("sample_sha256", settings.sample_sha256.size());
-  if (settings.sources.empty()) return;
+  if (settings.sources.empty()) {
+    need(settings.sample_source.empty() && settings.sample_number.empty(),
+         "sample_source or sample_number without sources", "the runs that they are of");
+    return;
+  }
   each_sample("sample_source", settings.sample_source.size());
   each_sample("sample_number", settings.sample_number.size());
   for (const int source : settings.sample_source) {
@@ -181,15 +185,17 @@ ordered_json settings_json(const ActivationsSettings& settings) {
   document["fisher"] = settings.fisher;
   document["layer_index"] = settings.layer_index;
   if (settings.sources.empty()) return document;
-  for (const ActivationsSource& source : settings.sources) {
-    document["sources"].push_back({{"text_name", source.text_name},
-                                   {"text_sha256", source.text_sha256},
-                                   {"text_flavour", source.text_flavour},
-                                   {"seed", source.seed}});
-  }
+  for (const ActivationsSource& source : settings.sources) document["sources"].push_back(source_json(source));
   document["sample_source"] = settings.sample_source;
   document["sample_number"] = settings.sample_number;
   return document;
+}
+
+ordered_json source_json(const ActivationsSource& source) {
+  return {{"text_name", source.text_name},
+          {"text_sha256", source.text_sha256},
+          {"text_flavour", source.text_flavour},
+          {"seed", source.seed}};
 }
 
 std::string sources_json(const ActivationsSettings& settings) {
@@ -198,11 +204,7 @@ std::string sources_json(const ActivationsSettings& settings) {
   for (const bool with_offsets : {true, false}) {
     ordered_json list = ordered_json::array();
     for (size_t i = 0; i < settings.sources.size(); ++i) {
-      const ActivationsSource& source = settings.sources[i];
-      ordered_json entry{{"text_name", source.text_name},
-                         {"text_sha256", source.text_sha256},
-                         {"text_flavour", source.text_flavour},
-                         {"seed", source.seed}};
+      ordered_json entry = source_json(settings.sources[i]);
       std::vector<int64_t> offsets;
       for (size_t s = 0; s < settings.sample_source.size(); ++s) {
         if (settings.sample_source[s] == static_cast<int>(i)) offsets.push_back(settings.offsets.at(s));
@@ -282,6 +284,9 @@ ActivationsManifest read_activations_manifest(const std::string& folder) {
   const auto left_out = document.contains("left_out")
                             ? json_member<std::vector<ordered_json>>(document, "left_out", path)
                             : std::vector<ordered_json>();
+  if (!left_out.empty() && !manifest.settings.sources.empty()) {
+    throw bad_input(path, "left_out in a merged folder", "none: samples that a run left out are not merged");
+  }
   for (const ordered_json& sample : left_out) {
     const int number = json_member<int>(sample, "sample", path + ": left_out");
     if (number < 0 || number >= manifest.settings.samples) {

@@ -1,4 +1,5 @@
-// manifest.json of an activations folder and the journal beside it. Not for other folders.
+// manifest.json of an activations folder and the journal beside it. Other folders take
+// source_json alone.
 #pragma once
 
 #include <map>
@@ -24,6 +25,8 @@ std::string journal_path(const std::string& folder);
 /// "s0003/l0011.h5", relative to the folder. `layer_number` is the model's.
 std::string shard_name(int sample, int layer_number);
 
+/// text_name, text_sha256, text_flavour and seed.
+nlohmann::ordered_json source_json(const ActivationsSource& source);
 nlohmann::ordered_json settings_json(const ActivationsSettings& settings);
 /// "seqlen: 2048 there, 1024 now", one entry for each field that decides the bytes and differs.
 std::vector<std::string> settings_difference(const ActivationsSettings& there, const ActivationsSettings& now,

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "formats/core/error.h"
+#include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/store/activations_manifest.h"
 
@@ -123,12 +124,9 @@ void set_sources(ActivationsSettings& settings, const std::vector<Candidate>& sa
   settings.seed = common_value<int64_t>(settings.sources, -1, [](const auto& source) { return source.seed; });
 }
 
-dev_t device_of(fs::path place) {
-  std::error_code error;
-  place = fs::absolute(place, error);
-  while (!fs::exists(place, error) && place.has_relative_path()) place = place.parent_path();
+dev_t device_of(const std::string& folder) {
   struct stat info = {};
-  return ::stat(place.c_str(), &info) == 0 ? info.st_dev : 0;
+  return ::stat(nearest_existing(folder).c_str(), &info) == 0 ? info.st_dev : 0;
 }
 
 }  // namespace

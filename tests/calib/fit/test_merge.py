@@ -155,6 +155,27 @@ def test_a_damaged_or_unfinished_run_is_refused(runs, tmp_path):
     assert not (tmp_path / "out.acts").exists()
 
 
+def test_resuming_links_no_damaged_shard(tmp_path):
+    """A link is as damaged as its input: neither the run that drops it nor a later one takes it again."""
+    inputs = [make(tmp_path / f"{seed}.acts", 1, seed, "other-text") for seed in (1, 2)]
+    out = tmp_path / "out.acts"
+    wanted = merge(inputs, out)["content_sha256"]
+    shard = inputs[1] / "s0000/l0002.h5"
+    good = bytearray(shard.read_bytes())
+    bad = good.copy()
+    bad[-8] ^= 1
+    shard.write_bytes(bad)  # in place, so that the link has it too
+    link = next(file for file in out.glob("s*/*.h5") if file.samefile(shard))
+    for _ in range(2):
+        error = kvcc("merge", *inputs, "-o", out, "--resume", code=3)[1]
+        assert f"{shard}: its sha256 is not the manifest's" in error and "kvcc collect --resume" in error
+        assert not link.exists() and "not complete" in kvcc("validate", out, code=3)[0]
+    shard.write_bytes(good)
+    report = merge(inputs, out, "--resume")
+    assert report["content_sha256"] == wanted and report["linked"] >= 1 and link.samefile(shard)
+    kvcc("validate", out)
+
+
 def test_full_disk_leaves_nothing_whole_and_resumes(runs, tmp_path):
     """F43, with a file size limit below the size of a shard."""
     out = tmp_path / "out.acts"

@@ -292,6 +292,16 @@ def test_options_without_use_are_refused(artifact):
     assert not out.exists()
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_artifact_is_not_written_over(artifact, kind):
+    """Not even under the name of the scheme, which only vllm writes."""
+    scheme = artifact.rename(artifact.parent / "kv_cache_scheme.json")
+    data = scheme.read_bytes()
+    for out in [scheme] + [artifact.parent / "x.safetensors"] * (kind == "vllm"):
+        assert "is the artifact itself" in kvcc("export", scheme, "--to", kind, "-o", out, code=2)[1]
+        assert scheme.read_bytes() == data and (out == scheme or not out.exists())
+
+
 def test_F03_damaged_npz_is_refused(artifact):
     out, _ = export(artifact, "npz")
     data = out.read_bytes()

@@ -8,7 +8,9 @@
 #include <csignal>
 #include <functional>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -232,6 +234,60 @@ TEST(Activations, DamageIsNamed) {
   fs::remove(shard);
   EXPECT_THAT(error_of([&] { ActivationsReader again(folder / "a"); }),
               HasSubstr("1 of 6 shards missing or incomplete: s0001/l0001.h5"));
+}
+
+TEST(Activations, HintsNameTheProgramThatMadeTheFolder) {
+  const TemporaryFolder folder;
+  const ActivationsSettings settings = made::settings();
+  ActivationsSettings merged = settings;
+  merged.sources = {{"text", "beef", "raw", 3}};
+  merged.sample_source = {0, 0};
+  merged.sample_number = {0, 1};
+  write_all(folder / "run", settings);
+  write_all(folder / "merged", merged);
+  for (const auto& [name, verb] : {std::pair("run", "collect"), {"merged", "merge"}}) {
+    const std::string path = folder / name, hint = std::string("'kvcc ") + verb + " --resume'";
+    const std::string shard = path + "/s0001/l0001.h5";
+    const ActivationsReader reader(path);
+    std::string bytes = read_text_file(shard);
+    bytes[bytes.size() / 2] ^= 1;
+    write_text_file(shard, bytes);
+    EXPECT_THAT(error_of([&] { reader.read(1, 1); }), AllOf(HasSubstr("sha256"), HasSubstr(hint)));
+    fs::remove(shard);
+    EXPECT_THAT(error_of([&] { ActivationsReader again(path); }),
+                AllOf(HasSubstr("1 of 6 shards missing"), HasSubstr(hint)));
+  }
+  EXPECT_THAT(error_of([&] { ActivationsReader none(folder / "none"); }),
+              HasSubstr("a folder that kvcc collect or kvcc merge wrote"));
+}
+
+TEST(Activations, MergedManifestsAreCheckedFurther) {
+  const TemporaryFolder folder;
+  ActivationsSettings settings = made::settings();
+  settings.sources = {{"text", "beef", "raw", 3}};
+  settings.sample_source = {0, 0};
+  settings.sample_number = {0, 1};
+  write_all(folder / "a", settings);
+  const std::string path = folder / "a/manifest.json", good = read_text_file(path);
+  const auto edited = [&](const std::function<void(nlohmann::ordered_json&)>& edit) {
+    auto document = nlohmann::ordered_json::parse(good);
+    edit(document);
+    write_text_file(path, document.dump());
+    return error_of([&] { ActivationsReader reader(folder / "a"); });
+  };
+  EXPECT_THAT(edited([](auto& d) {
+                d["left_out"] = {{{"sample", 0}, {"reason", "NaN"}}};
+              }),
+              HasSubstr("left_out in a merged folder"));
+  EXPECT_THAT(edited([](auto& d) { d["settings"]["sample_number"] = {0}; }), HasSubstr("sample_number has 1 entries"));
+  for (const char* name : {"sample_source", "sample_number"}) {
+    EXPECT_THAT(edited([&](auto& d) {
+                  d["settings"]["sources"] = nlohmann::ordered_json::array();
+                  d["settings"]["sample_source"] = d["settings"]["sample_number"] = nlohmann::ordered_json::array();
+                  d["settings"][name] = {0};
+                }),
+                HasSubstr("without sources"));
+  }
 }
 
 TEST(Activations, F17ValidateNamesWhatIsNotFinite) {
