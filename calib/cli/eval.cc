@@ -8,8 +8,11 @@
 #include <memory>
 #include <optional>
 
+#include "calib/cli/eval_journal.h"
+#include "calib/cli/eval_table.h"
 #include "calib/cli/text_options.h"
 #include "calib/eval/evaluate.h"
+#include "calib/eval/geometry.h"
 #include "calib/model/memory.h"
 #include "calib/model/self_sample.h"
 #include "calib/text/corpus.h"
@@ -24,8 +27,10 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 struct Options {
-  std::string model, dataset, ids, bos = "auto", mode = "full";
-  std::vector<std::string> codebooks, schemes, text;
+  std::string model, dataset, ids, bos = "auto", journal;
+  std::vector<std::string> codebooks, schemes, text, modes;
+  std::vector<double> repairs;
+  int64_t block = 128, prompt = 0, sink = -1, tail = -1, attention = 0;
   int64_t windows = 8, seqlen = 2048, seed = 1, context = 32768, amortise = 1 << 20;
   double max_ppl = 0;
   bool all_schemes = false, beyond_context = false;
@@ -55,9 +60,37 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed, "Seed of --dataset self")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, INT64_MAX).description(""));
-  app.add_option("--mode", o.mode, "full: every key and value of the window is read back quantised")
+  app.add_option("--mode", o.modes,
+                 "full: all of a window is quantised in one pass; pseudo-decode: blocks against the quantised blocks "
+                 "before, their own tokens exact; prefill-exact: a prompt whose tokens see each other exactly, then "
+                 "token by token. May be repeated (default full; with --schemes-all full and pseudo-decode)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember({"full", "pseudo-decode", "prefill-exact"}).description(""));
+  app.add_option("--block", o.block, "Tokens of a block of pseudo-decode")
       ->capture_default_str()
-      ->check(CLI::IsMember({"full"}).description(""));
+      ->check(CLI::Range(1, 1 << 24).description(""));
+  app.add_option("--prompt", o.prompt, "Tokens of prefill-exact's prompt; 0: half of the window")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 24).description(""));
+  app.add_option("--sink", o.sink, "First tokens that every scheme keeps exactly, 0 for none (default: as each says)")
+      ->check(CLI::Range(0, 1 << 20).description(""));
+  app.add_option("--tail", o.tail, "Last tokens that every scheme keeps exactly, 0 for none (default: as each says)")
+      ->check(CLI::Range(0, 1 << 20).description(""));
+  app.add_option("--repair", o.repairs,
+                 "KL with the worst P % of the tokens of each layer exact, and with the rest exact; may be repeated "
+                 "(two passes more a scheme each)")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::Range(0.0, 100.0).description(""));
+  app.add_option("--attention", o.attention,
+                 "Compare attention itself at N queries a window: KL of its weights and error of its output by layer "
+                 "and head; 0: no")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 20).description(""));
+  app.add_option("--journal", o.journal,
+                 "File of what is done, window by window, for --resume (default: in the cache folder, removed when all "
+                 "is done)");
   app.add_option("--max-ppl", o.max_ppl, "Exit with 5 when a scheme's perplexity is above this, a number above 0")
       ->check(CLI::PositiveNumber.description(""));
   app.add_flag("--beyond-context", o.beyond_context,
@@ -68,22 +101,16 @@ void define(CLI::App& app, Options& o) {
       ->capture_default_str();
 }
 
-struct Text {
-  std::string name, sha256;
-  int64_t tokens = 0;
-  std::vector<std::vector<int32_t>> windows;
-};
-
-/// A NaN (no standard error of one window) is null in JSON.
-Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
+using Text = kvcc::cli::EvalText;
 
 class Evaluation {
  public:
   Evaluation(const Options& options, const kvcc::cli::Common& common)
-      : o_(options), common_(common), files_(kvcc::open_model(options.model)) {}
+      : o_(options), common_(common), files_(kvcc::open_model(options.model)), model_(kvcc::model_info(files_)) {}
 
   int run() {
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
+    set_options();
     add_codebooks();
     add_schemes();
     const bool self = o_.dataset == "self";
@@ -99,31 +126,71 @@ class Evaluation {
     }
     spdlog::info("{} windows of {} tokens from {}, {} schemes", text.windows.size(), text.windows[0].size(), text.name,
                  subjects_.size() + 1);
-    kvcc::EffectiveBitsQuery bits;
-    bits.context = o_.context;
-    bits.amortise = o_.amortise;
-    std::optional<kvcc::cli::Progress> progress;
-    const kvcc::EvalReport report =
-        kvcc::evaluate(files_, text.windows, subjects_, bits, common_.threads, [&](uint64_t done, uint64_t total) {
-          if (!progress) progress.emplace("eval", total, common_.quiet);
-          progress->set(done);
-        });
-    progress.reset();
+    const kvcc::EvalReport report = evaluate(text);
+    const kvcc::cli::EvalTable table{o_.model, model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0};
     if (common_.json) {
-      print_json(text, report);
+      kvcc::cli::print_json(kvcc::cli::eval_json(table, text, report));
     } else {
-      print_table(report);
+      std::fputs(kvcc::cli::eval_table(table, report).c_str(), stdout);
     }
     return check_limit(report);
   }
 
  private:
+  void set_options() {
+    bits_.context = o_.context;
+    bits_.amortise = o_.amortise;
+    options_.threads = common_.threads;
+    options_.repair_percents = o_.repairs;
+    options_.attention_queries = o_.attention;
+    std::vector<std::string> names = o_.modes;
+    if (names.empty())
+      names = o_.all_schemes ? std::vector<std::string>{"full", "pseudo-decode"} : std::vector<std::string>{"full"};
+    options_.modes.clear();
+    for (const std::string& name : names) {
+      const kvcc::ModeOptions mode{kvcc::parse_mode(name), o_.block, o_.prompt > 0 ? o_.prompt : o_.seqlen / 2};
+      const bool there = std::any_of(options_.modes.begin(), options_.modes.end(),
+                                     [&](const kvcc::ModeOptions& m) { return m.mode == mode.mode; });
+      if (!there) options_.modes.push_back(mode);
+    }
+    if (o_.prompt >= o_.seqlen) {
+      throw kvcc::Error(kvcc::ErrorKind::usage, "--prompt " + std::to_string(o_.prompt), "no token follows it",
+                        "less than --seqlen " + std::to_string(o_.seqlen));
+    }
+  }
+
+  /// With a journal beside it, which is removed when it is not the user's own.
+  kvcc::EvalReport evaluate(const Text& text) {
+    const std::string identity = model_.weights_sha256 + " " + KVCC_VERSION;
+    std::string path = o_.journal;
+    if (path.empty()) {
+      kvcc::Sha256 key;
+      key.update(identity).update(text.sha256).update(std::to_string(o_.seqlen));
+      for (const kvcc::EvalSubject& subject : subjects_) {
+        for (const kvcc::ModeOptions& mode : options_.modes) key.update(kvcc::run_name(subject, mode, options_));
+      }
+      path = common_.cache_dir + "/eval/" + key.hex().substr(0, 16) + ".jsonl";
+    }
+    kvcc::cli::JournalFile journal(path, identity, text.windows, common_.resume);
+    if (journal.records() > 0) spdlog::info("{}: {} records of an earlier run", path, journal.records());
+    std::optional<kvcc::cli::Progress> progress;
+    const kvcc::EvalReport report =
+        kvcc::evaluate(files_, text.windows, subjects_, options_, &journal, [&](uint64_t done, uint64_t total) {
+          if (!progress) progress.emplace("eval", total, common_.quiet);
+          progress->set(done);
+        });
+    progress.reset();
+    std::error_code ignored;
+    if (o_.journal.empty()) fs::remove(path, ignored);
+    return report;
+  }
+
   int64_t self_windows() const { return o_.windows > 0 ? o_.windows : 8; }
 
   /// Refuses what would not fit; returns the estimate.
   uint64_t check_memory(bool self) const {
     const uint64_t limit = kvcc::available_memory();
-    uint64_t peak = kvcc::eval_bytes(files_, o_.seqlen, subjects_.size());
+    uint64_t peak = kvcc::eval_bytes(files_, o_.seqlen, subjects_.size(), options_);
     kvcc::require_memory(o_.model, peak, limit, "", "a smaller --seqlen or fewer schemes at once make it smaller");
     if (self) {
       const uint64_t sampling = kvcc::self_sample_bytes(files_, self_windows(), o_.seqlen);
@@ -134,41 +201,51 @@ class Evaluation {
     return peak;
   }
 
+  int64_t passes(int64_t windows) const {
+    const size_t runs = subjects_.size() * options_.modes.size();
+    return windows * static_cast<int64_t>(1 + runs * (1 + 2 * options_.repair_percents.size()));
+  }
+
   void print_plan(const Text& text, int64_t windows, uint64_t peak) const {
     if (common_.json) {
       Json schemes = Json::array({"fp"});
-      for (const kvcc::EvalSubject& subject : subjects_) schemes.push_back(kvcc::short_name(subject.scheme));
+      for (const kvcc::EvalSubject& subject : subjects_) schemes.push_back(subject.name);
       kvcc::cli::print_json({{"text", text.name},
                              {"windows", windows},
                              {"seqlen", o_.seqlen},
                              {"schemes", schemes},
-                             {"forward_passes", windows * static_cast<int64_t>(subjects_.size() + 1)},
+                             {"forward_passes", passes(windows)},
                              {"peak_memory_bytes", peak}});
       return;
     }
-    const std::string plan =
-        kvcc::cli::table({{"plan", ""},
-                          {"text", text.name},
-                          {"windows", fmt::format("{} of {}", windows, o_.seqlen)},
-                          {"schemes", std::to_string(subjects_.size() + 1)},
-                          {"forward passes", std::to_string(windows * static_cast<int64_t>(subjects_.size() + 1))},
-                          {"peak memory, about", kvcc::human_bytes(peak)}});
+    const std::string plan = kvcc::cli::table({{"plan", ""},
+                                               {"text", text.name},
+                                               {"windows", fmt::format("{} of {}", windows, o_.seqlen)},
+                                               {"schemes", std::to_string(subjects_.size() + 1)},
+                                               {"forward passes", std::to_string(passes(windows))},
+                                               {"peak memory, about", kvcc::human_bytes(peak)}});
     std::fputs(plan.c_str(), stdout);
   }
 
   void add_codebooks() {
     if (o_.codebooks.empty()) return;
-    const kvcc::ModelInfo model = kvcc::model_info(files_);
     for (const std::string& path : o_.codebooks) {
       kvcc::Codebook codebook = kvcc::read_codebook(path);
-      kvcc::check_geometry(path, codebook, model);
-      if (codebook.model.weights_sha256 != model.weights_sha256) {
+      kvcc::check_geometry(path, codebook, model_);
+      if (codebook.model.weights_sha256 != model_.weights_sha256) {
         spdlog::warn("{}: made from other weights ({}) of the same geometry as {}", path, codebook.model.name,
-                     model.name);
+                     model_.name);
       }
-      const kvcc::Scheme scheme = codebook.scheme;
-      subjects_.push_back({scheme, std::move(codebook), path});
+      const kvcc::Scheme scheme = with_exact_tokens(codebook.scheme);
+      std::string name = kvcc::short_name(codebook.scheme);
+      subjects_.push_back({scheme, std::move(codebook), path, std::move(name)});
     }
+  }
+
+  kvcc::Scheme with_exact_tokens(kvcc::Scheme scheme) const {
+    if (o_.sink >= 0) scheme.sink = static_cast<int>(o_.sink);
+    if (o_.tail >= 0) scheme.residual = static_cast<int>(o_.tail);
+    return scheme;
   }
 
   void add_schemes() {
@@ -185,11 +262,16 @@ class Evaluation {
                           fmt::format("kvcc calibrate '{}' --scheme '{}' makes a codebook; then --codebook FILE",
                                       o_.model, names[i]));
       }
-      // Full precision is always there; a scheme given twice is run once.
-      const bool there = scheme.is_full() || std::any_of(subjects_.begin(), subjects_.end(), [&](const auto& subject) {
-                           return !subject.codebook && subject.scheme == scheme;
-                         });
-      if (!there) subjects_.push_back({scheme, std::nullopt, ""});
+      if (scheme.is_full()) continue;  // always there
+      const kvcc::Scheme exact = with_exact_tokens(scheme);
+      const auto there = std::find_if(subjects_.begin(), subjects_.end(), [&](const auto& subject) {
+        return !subject.codebook && subject.scheme == exact;
+      });
+      if (there == subjects_.end()) {
+        subjects_.push_back({exact, std::nullopt, "", kvcc::short_name(scheme)});
+      } else if (i < o_.schemes.size()) {
+        spdlog::warn("--scheme {}: the same as {}, which is there already; it is run once", names[i], there->name);
+      }
     }
   }
 
@@ -221,59 +303,6 @@ class Evaluation {
     return text;
   }
 
-  Json row(const kvcc::EvalResult& result, const kvcc::EvalSubject* subject) const {
-    Json row{{"scheme", subject ? kvcc::short_name(subject->scheme) : "fp"}};
-    if (subject && subject->codebook) {
-      row["codebook"] = subject->path;
-      row["content_sha256"] = subject->codebook->content_sha256;
-      row["artifact_bytes"] = fs::file_size(subject->path);
-    }
-    row["nominal_bits"] = subject ? kvcc::nominal_bits(subject->scheme) : 16.0;
-    row["effective_bits"] = result.effective.total;
-    row["constant_bytes"] = result.effective.constant_bytes;
-    row["nll"] = number(result.nll);
-    row["perplexity"] = number(result.perplexity);
-    if (subject) {
-      row["dnll"] = number(result.dnll);
-      row["dnll_se"] = number(result.dnll_se);
-      row["kl"] = number(result.kl);
-      row["kl_se"] = number(result.kl_se);
-      row["top1_agreement"] = number(result.top1_agreement);
-      row["key_outlier_fraction"] = number(result.key_outlier_fraction);
-      row["mode"] = o_.mode;
-    }
-    row["window_nll"] = result.window_nll;
-    return row;
-  }
-
-  void print_json(const Text& text, const kvcc::EvalReport& report) const {
-    Json document{{"model", o_.model},
-                  {"dataset", {{"name", text.name}, {"sha256", text.sha256}, {"tokens", text.tokens}}},
-                  {"windows", text.windows.size()},
-                  {"seqlen", text.windows[0].size()},
-                  {"effective_bits_context", o_.context},
-                  {"effective_bits_amortise", o_.amortise}};
-    document["results"] = Json::array({row(report.full, nullptr)});
-    for (size_t i = 0; i < subjects_.size(); ++i) document["results"].push_back(row(report.results[i], &subjects_[i]));
-    kvcc::cli::print_json(document);
-  }
-
-  void print_table(const kvcc::EvalReport& report) const {
-    const auto with_error = [](double x, double error) {
-      return std::isfinite(error) ? fmt::format("{:.5f} ±{:.5f}", x, error) : fmt::format("{:.5f}", x);
-    };
-    std::vector<std::vector<std::string>> rows{{"scheme", "bits", "effective", "perplexity", "dNLL", "KL", "top-1"}};
-    rows.push_back({"fp", "16", "16", fmt::format("{:.4f}", report.full.perplexity), "", "", ""});
-    for (size_t i = 0; i < subjects_.size(); ++i) {
-      const kvcc::EvalResult& r = report.results[i];
-      rows.push_back(
-          {kvcc::short_name(subjects_[i].scheme), fmt::format("{:g}", kvcc::nominal_bits(subjects_[i].scheme)),
-           fmt::format("{:.3f}", r.effective.total), fmt::format("{:.4f}", r.perplexity), with_error(r.dnll, r.dnll_se),
-           with_error(r.kl, r.kl_se), fmt::format("{:.4f}", r.top1_agreement)});
-    }
-    std::fputs(kvcc::cli::table(rows).c_str(), stdout);
-  }
-
   /// The limit holds for every scheme, and for full precision when nothing else was asked for.
   int check_limit(const kvcc::EvalReport& report) const {
     if (o_.max_ppl <= 0) return 0;
@@ -284,8 +313,9 @@ class Evaluation {
       code = static_cast<int>(kvcc::ErrorKind::limit);
     };
     if (subjects_.empty()) check("fp", report.full.perplexity);
-    for (size_t i = 0; i < subjects_.size(); ++i) {
-      check(kvcc::short_name(subjects_[i].scheme), report.results[i].perplexity);
+    for (const kvcc::EvalResult& result : report.results) {
+      const std::string mode = options_.modes.size() > 1 ? std::string(", ") + kvcc::mode_name(result.mode.mode) : "";
+      check(subjects_[result.subject].name + mode, result.perplexity);
     }
     return code;
   }
@@ -293,6 +323,9 @@ class Evaluation {
   const Options& o_;
   const kvcc::cli::Common& common_;
   kvcc::ModelFiles files_;
+  kvcc::ModelInfo model_;
+  kvcc::EvalOptions options_;
+  kvcc::EffectiveBitsQuery bits_;
   std::vector<kvcc::EvalSubject> subjects_;
 };
 
@@ -303,7 +336,7 @@ int main(int argc, char** argv) {
   using namespace kvcc::cli;
   return run(
       argc, argv, "eval", "Perplexity, KL and top-1 agreement of quantised caches against full precision",
-      kJson | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define(app, options); },
+      kJson | kResume | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define(app, options); },
       [&](const Common& common) {
         if (common.device != "cpu") {
           throw kvcc::Error(kvcc::ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",

@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "calib/cli/packed_cache.h"
-#include "calib/eval/evaluate.h"
+#include "calib/eval/geometry.h"
 #include "calib/eval/incremental_cache.h"
 #include "calib/model/errors.h"
 #include "calib/model/generate.h"

@@ -32,33 +32,32 @@ ReferenceChunk::ReferenceChunk(const at::Tensor& logits, std::vector<int32_t> la
   });
 }
 
-void ReferenceChunk::add_self(PredictionSums& sums) const {
+void ReferenceChunk::add_self(Predictions& out) const {
   const int64_t vocab = log_probability_.size(1);
   for (size_t row = 0; row < labels_.size(); ++row) {
-    sums.nll -= log_probability_.const_data_ptr<float>()[static_cast<int64_t>(row) * vocab + labels_[row]];
+    out.nll.push_back(-log_probability_.const_data_ptr<float>()[static_cast<int64_t>(row) * vocab + labels_[row]]);
   }
-  sums.agreed += static_cast<int64_t>(labels_.size());
+  out.kl.resize(out.nll.size(), 0.0f);
+  out.agreed.resize(out.nll.size(), 1);
 }
 
-void ReferenceChunk::add(const at::Tensor& logits, PredictionSums& sums) const {
+void ReferenceChunk::add(const at::Tensor& logits, Predictions& out) const {
   const int64_t rows = static_cast<int64_t>(labels_.size()), vocab = log_probability_.size(1);
   const at::Tensor theirs = at::log_softmax(logits, -1);
   const float *p = probability_.const_data_ptr<float>(), *log_p = log_probability_.const_data_ptr<float>(),
               *log_q = theirs.const_data_ptr<float>();
-  std::vector<double> divergences(rows);
-  std::vector<char> agreed(rows);
+  const size_t before = out.nll.size();
+  out.nll.resize(before + rows);
+  out.kl.resize(before + rows);
+  out.agreed.resize(before + rows);
   at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t at = row * vocab;
-      divergences[row] = divergence(p + at, log_p + at, log_q + at, vocab);
-      agreed[row] = most_likely(log_q + at, vocab) == top_[row];
+      out.nll[before + row] = -log_q[at + labels_[row]];
+      out.kl[before + row] = static_cast<float>(divergence(p + at, log_p + at, log_q + at, vocab));
+      out.agreed[before + row] = most_likely(log_q + at, vocab) == top_[row];
     }
   });
-  for (int64_t row = 0; row < rows; ++row) {  // in order, so that the sums do not depend on the threads
-    sums.kl += divergences[row];
-    sums.nll -= log_q[row * vocab + labels_[row]];
-    sums.agreed += agreed[row];
-  }
 }
 
 }  // namespace kvcc

@@ -8,11 +8,11 @@
 
 namespace kvcc {
 
-/// Sums over the predictions of a window.
-struct PredictionSums {
-  double nll = 0;      ///< cross-entropy, nats
-  double kl = 0;       ///< KL(full precision || scheme), nats
-  int64_t agreed = 0;  ///< same most likely token; the lowest id wins a tie
+/// What was measured of each prediction of a window, in order.
+struct Predictions {
+  std::vector<float> nll;       ///< cross-entropy, nats
+  std::vector<float> kl;        ///< KL(full precision || scheme), nats
+  std::vector<uint8_t> agreed;  ///< 1: same most likely token; the lowest id wins a tie
 };
 
 /// Full precision's predictions of a chunk of tokens, made once and compared with every scheme.
@@ -20,10 +20,10 @@ class ReferenceChunk {
  public:
   /// logits [rows, vocab]; labels [rows], the ids that follow.
   ReferenceChunk(const at::Tensor& logits, std::vector<int32_t> labels);
-  /// Adds full precision's own cross-entropy.
-  void add_self(PredictionSums& sums) const;
-  /// Adds a scheme's logits of the same tokens.
-  void add(const at::Tensor& logits, PredictionSums& sums) const;
+  /// Adds full precision's own predictions.
+  void add_self(Predictions& out) const;
+  /// Adds a scheme's, from its logits of the same tokens.
+  void add(const at::Tensor& logits, Predictions& out) const;
 
  private:
   at::Tensor log_probability_, probability_;  ///< [rows, vocab]

@@ -6,12 +6,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
-#include <limits>
 #include <memory>
 
 #include "calib/eval/comparison.h"
-#include "calib/eval/simulated_cache.h"
+#include "calib/eval/summary.h"
+#include "calib/eval/window_cache.h"
 #include "calib/model/decoder.h"
 #include "calib/model/errors.h"
 #include "formats/core/error.h"
@@ -19,186 +20,300 @@
 namespace kvcc {
 namespace {
 
-double mean(const std::vector<double>& x) {
-  double sum = 0;
-  for (double v : x) sum += v;
-  return sum / static_cast<double>(x.size());
-}
-
-/// Standard error of the mean; NaN for one value.
-double standard_error(const std::vector<double>& x) {
-  if (x.size() < 2) return std::numeric_limits<double>::quiet_NaN();
-  const double centre = mean(x), n = static_cast<double>(x.size());
-  double squares = 0;
-  for (double v : x) squares += (v - centre) * (v - centre);
-  return std::sqrt(squares / (n - 1) / n);
-}
-
-/// Per-window means of one subject.
-struct Windows {
-  std::vector<double> nll, kl, agreement;
-  void add(const PredictionSums& sums, int64_t predictions) {
-    nll.push_back(sums.nll / static_cast<double>(predictions));
-    kl.push_back(sums.kl / static_cast<double>(predictions));
-    agreement.push_back(static_cast<double>(sums.agreed) / static_cast<double>(predictions));
-  }
-};
-
-EvalResult summarise(const Windows& windows, const Windows& full) {
-  EvalResult result;
-  std::vector<double> difference;
-  for (size_t w = 0; w < windows.nll.size(); ++w) difference.push_back(windows.nll[w] - full.nll[w]);
-  result.nll = mean(windows.nll);
-  result.perplexity = std::exp(result.nll);
-  result.dnll = mean(difference);
-  result.dnll_se = standard_error(difference);
-  result.kl = mean(windows.kl);
-  result.kl_se = standard_error(windows.kl);
-  result.top1_agreement = mean(windows.agreement);
-  result.window_nll = windows.nll;
-  return result;
-}
+/// Runs of which a window's predictions are compared together, so that full precision's are made once for all of them.
+constexpr size_t kTogether = 4;
 
 CacheShape shape_of(const DecoderConfig& c) {
   return {static_cast<int>(c.layers), static_cast<int>(c.query_heads), static_cast<int>(c.kv_heads),
           static_cast<int>(c.head_dim), static_cast<int>(c.head_dim)};
 }
 
-/// One window: forward passes of full precision and all subjects, then their predictions chunk by chunk.
-class WindowPass {
- public:
-  WindowPass(const Decoder& decoder, std::vector<std::unique_ptr<SimulatedCache>>& caches)
-      : decoder_(decoder), caches_(caches) {}
+Codebook with_scheme(Codebook codebook, const Scheme& scheme) {
+  codebook.scheme = scheme;
+  return codebook;
+}
 
-  /// Sums of full precision, then of the subjects.
-  std::vector<PredictionSums> run(const std::vector<int32_t>& ids, const std::function<void()>& passed) {
-    const at::Tensor tokens = ids_tensor(ids);
-    std::vector<at::Tensor> normed{decoder_.forward(tokens)[0]};
-    passed();
-    for (const std::unique_ptr<SimulatedCache>& cache : caches_) {
-      check_interrupt();
-      normed.push_back(decoder_.forward(tokens, cache.get())[0]);
-      passed();
+class Seconds {
+ public:
+  explicit Seconds(double& sum) : sum_(sum) {}
+  ~Seconds() { sum_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
+  Seconds(const Seconds&) = delete;
+  Seconds& operator=(const Seconds&) = delete;
+
+ private:
+  double& sum_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// A subject in a mode.
+struct Run {
+  size_t subject;
+  ModeOptions mode;
+  std::string name, short_name;
+  SimulatedCache* cache;
+};
+
+/// A forward pass whose predictions are still to be made.
+struct Pass {
+  at::Tensor normed;  ///< [T, hidden]
+  Predictions predictions;
+  double seconds = 0;
+};
+
+/// A run on a window.
+struct Work {
+  const Run* run;
+  WindowRecord record;
+  std::vector<Pass> passes;  ///< the run's own, then two for each repair
+};
+
+class Evaluation {
+ public:
+  Evaluation(const ModelFiles& files, const std::vector<EvalSubject>& subjects, const EvalOptions& options,
+             EvalJournal* journal, const std::function<void(uint64_t, uint64_t)>& progress)
+      : options_(options), journal_(journal), progress_(progress), decoder_(files) {
+    const CacheShape shape = shape_of(files.config);
+    for (size_t i = 0; i < subjects.size(); ++i) {
+      const EvalSubject& s = subjects[i];
+      caches_.push_back(s.codebook ? std::make_unique<SimulatedCache>(with_scheme(*s.codebook, s.scheme), shape.layers,
+                                                                      options.threads)
+                                   : std::make_unique<SimulatedCache>(s.scheme, shape, options.threads));
+      for (const ModeOptions& mode : options.modes) {
+        runs_.push_back({i, mode, run_name(s, mode, options), s.name, caches_.back().get()});
+      }
     }
-    std::vector<PredictionSums> sums(normed.size());
+  }
+
+  EvalReport run(const std::vector<std::vector<int32_t>>& windows) {
+    EvalReport report;
+    report.bins = position_bins(static_cast<int64_t>(windows[0].size()));
+    if (options_.attention_queries > 0) {
+      report.queries = query_positions(static_cast<int64_t>(windows[0].size()), options_.attention_queries);
+    }
+    total_ = windows.size() * (1 + runs_.size() * passes_of_a_run());
+    std::vector<WindowRecord> full;
+    std::vector<std::vector<WindowRecord>> records(runs_.size());
+    for (size_t w = 0; w < windows.size(); ++w) {
+      check_interrupt();
+      window(windows[w], w, report.queries);
+      full.push_back(std::move(full_));
+      for (size_t i = 0; i < runs_.size(); ++i) records[i].push_back(std::move(records_[i]));
+    }
+    report.full = summarise(full, full, report.bins);
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      report.results.push_back(summarise(records[i], full, report.bins));
+      report.results.back().subject = runs_[i].subject;
+      report.results.back().mode = runs_[i].mode;
+    }
+    return report;
+  }
+
+ private:
+  size_t passes_of_a_run() const { return 1 + 2 * options_.repair_percents.size(); }
+  void passed(size_t passes = 1) {
+    done_ += passes;
+    if (progress_) progress_(done_, total_);
+  }
+  std::optional<WindowRecord> find(const std::string& run, size_t window) {
+    return journal_ != nullptr ? journal_->find(run, window) : std::nullopt;
+  }
+  void keep(const std::string& run, size_t window, const WindowRecord& record) {
+    if (journal_ != nullptr) journal_->add(run, window, record);
+  }
+
+  /// Fills full_ and records_ of one window, from the journal where they are there.
+  void window(const std::vector<int32_t>& ids, size_t w, const std::vector<int64_t>& queries) {
+    records_.assign(runs_.size(), {});
+    std::vector<size_t> missing;
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      if (auto record = find(runs_[i].name, w)) {
+        records_[i] = std::move(*record);
+        passed(passes_of_a_run());
+      } else {
+        missing.push_back(i);
+      }
+    }
+    const std::optional<WindowRecord> known = find("fp", w);
+    if (known) full_ = *known;
+    if (known && missing.empty()) return passed();
+    std::vector<Work> work;
+    for (const size_t i : missing) work.push_back({&runs_[i], {}, {}});
+    Pass reference = reference_pass(ids, queries, work);
+    passed();
+    if (!known) full_ = full_record(ids, reference, w);
+    for (size_t begin = 0; begin < work.size(); begin += kTogether) {
+      const std::span<Work> some(work.data() + begin, std::min(kTogether, work.size() - begin));
+      for (Work& one : some) scheme_passes(ids, one);
+      compare(ids, reference, some);
+      for (Work& one : some) {
+        finish(one, w);
+        records_[one.run - runs_.data()] = std::move(one.record);
+        one.passes.clear();
+      }
+    }
+  }
+
+  Pass reference_pass(const std::vector<int32_t>& ids, const std::vector<int64_t>& queries, std::vector<Work>& work) {
+    Pass pass;
+    const Seconds seconds(pass.seconds);
+    if (queries.empty() || work.empty()) {
+      pass.normed = decoder_.forward(ids_tensor(ids))[0];
+      return pass;
+    }
+    reference_.emplace(decoder_.layers(), queries);
+    std::vector<ReferenceTap::Subject> subjects;
+    for (Work& one : work) {
+      one.record.attention.windows = 1;
+      subjects.push_back({one.run->cache, one.run->mode, &one.record.attention});
+    }
+    ReferenceTap tap(*reference_, std::move(subjects));
+    pass.normed = decoder_.forward(ids_tensor(ids), &tap)[0];
+    return pass;
+  }
+
+  WindowRecord full_record(const std::vector<int32_t>& ids, const Pass& reference, size_t w) {
+    WindowRecord record;
+    {
+      const Seconds seconds(record.seconds);
+      for_chunks(ids, [&](int64_t begin, int64_t rows, std::vector<int32_t> labels) {
+        const at::Tensor logits = decoder_.logits(reference.normed.narrow(0, begin, rows));
+        ReferenceChunk(logits, std::move(labels)).add_self(record.predictions);
+      });
+    }
+    record.seconds += reference.seconds;
+    check_finite(record, "fp", w);
+    keep("fp", w, record);
+    return record;
+  }
+
+  void scheme_passes(const std::vector<int32_t>& ids, Work& work) {
+    SimulatedCache& cache = *work.run->cache;
+    const auto pass = [&](std::optional<Repair> repair) {
+      check_interrupt();
+      Pass& now = work.passes.emplace_back();
+      const Seconds seconds(now.seconds);
+      WindowCache tap(cache, work.run->mode, repair);
+      if (!repair) {
+        work.record.key_errors = KeyErrors(decoder_.layers());
+        tap.measure_keys(&work.record.key_errors);
+        if (work.record.attention.windows > 0) tap.measure_attention(&*reference_, &work.record.attention);
+      }
+      now.normed = decoder_.forward(ids_tensor(ids), &tap)[0];
+    };
+    const int64_t outliers = cache.key_outliers(), elements = cache.key_elements();
+    pass({});
+    work.record.key_outliers = cache.key_outliers() - outliers;
+    work.record.key_elements = cache.key_elements() - elements;
+    passed();
+    for (const double percent : options_.repair_percents) {
+      for (const bool worst : {true, false}) {
+        pass(Repair{percent, worst});
+        passed();
+      }
+    }
+  }
+
+  void compare(const std::vector<int32_t>& ids, const Pass& reference, std::span<Work> some) {
+    for_chunks(ids, [&](int64_t begin, int64_t rows, std::vector<int32_t> labels) {
+      const ReferenceChunk exact(decoder_.logits(reference.normed.narrow(0, begin, rows)), std::move(labels));
+      for (Work& work : some) {
+        for (Pass& pass : work.passes) {
+          const Seconds seconds(pass.seconds);
+          exact.add(decoder_.logits(pass.normed.narrow(0, begin, rows)), pass.predictions);
+        }
+      }
+    });
+  }
+
+  /// work(first prediction, how many, the ids that follow).
+  template <typename Chunk>
+  void for_chunks(const std::vector<int32_t>& ids, const Chunk& work) const {
     const int64_t predictions = static_cast<int64_t>(ids.size()) - 1, chunk = logits_chunk_rows(decoder_.config());
     for (int64_t begin = 0; begin < predictions; begin += chunk) {
       check_interrupt();
       const int64_t rows = std::min(chunk, predictions - begin);
-      const auto logits = [&](size_t i) { return decoder_.logits(normed[i].narrow(0, begin, rows)); };
       const auto label = ids.begin() + begin + 1;
-      const ReferenceChunk reference(logits(0), {label, label + rows});
-      reference.add_self(sums[0]);
-      for (size_t i = 1; i < sums.size(); ++i) reference.add(logits(i), sums[i]);
+      work(begin, rows, {label, label + rows});
     }
-    return sums;
   }
 
- private:
-  const Decoder& decoder_;
-  std::vector<std::unique_ptr<SimulatedCache>>& caches_;
+  void finish(Work& work, size_t w) {
+    WindowRecord& record = work.record;
+    record.predictions = std::move(work.passes[0].predictions);
+    record.seconds = work.passes[0].seconds;
+    const auto mean_kl = [&](size_t pass) {
+      const std::vector<float>& kl = work.passes[pass].predictions.kl;
+      return mean(std::vector<double>(kl.begin(), kl.end()));
+    };
+    for (size_t i = 0; i < options_.repair_percents.size(); ++i) {
+      record.repairs.push_back({options_.repair_percents[i], mean_kl(1 + 2 * i), mean_kl(2 + 2 * i)});
+    }
+    check_finite(record, work.run->short_name, w);
+    keep(work.run->name, w, record);
+  }
+
+  void check_finite(const WindowRecord& record, const std::string& scheme, size_t window) const {
+    const auto finite = [](const std::vector<float>& x) {
+      return std::all_of(x.begin(), x.end(), [](float v) { return std::isfinite(v); });
+    };
+    if (finite(record.predictions.nll) && finite(record.predictions.kl)) return;
+    std::string weights;
+    for (int l = -1; l < decoder_.layers() && weights.empty(); ++l) weights = decoder_.nonfinite_weights(l);
+    throw Error(ErrorKind::failed, fmt::format("window {}, scheme {}", window, scheme),
+                "predictions that are not finite", "finite ones",
+                weights.empty() ? "" : "not finite in the model's weights: " + weights);
+  }
+
+  const EvalOptions& options_;
+  EvalJournal* journal_;
+  const std::function<void(uint64_t, uint64_t)>& progress_;
+  const Decoder decoder_;
+  std::vector<std::unique_ptr<SimulatedCache>> caches_;
+  std::vector<Run> runs_;
+  uint64_t done_ = 0, total_ = 0;
+  WindowRecord full_;                  ///< of the window at work
+  std::vector<WindowRecord> records_;  ///< likewise, by run
+  std::optional<AttentionReference> reference_;
 };
 
 }  // namespace
 
-std::vector<std::string> geometry_differences(const ModelInfo& a, const ModelInfo& m) {
-  std::vector<std::string> differences;
-  const auto compare = [&](const char* field, const auto& artifact, const auto& model) {
-    if (artifact != model) differences.push_back(fmt::format("{}: artifact {}, model {}", field, artifact, model));
-  };
-  compare("architecture", a.architecture, m.architecture);
-  compare("layers", a.shape.layers, m.shape.layers);
-  compare("query_heads", a.shape.query_heads, m.shape.query_heads);
-  compare("kv_heads", a.shape.kv_heads, m.shape.kv_heads);
-  compare("head_dim", a.shape.head_dim, m.shape.head_dim);
-  compare("value_head_dim", a.shape.value_head_dim, m.shape.value_head_dim);
-  compare("rope theta", a.rope.theta, m.rope.theta);
-  compare("rope kind", a.rope.kind, m.rope.kind);
-  compare("rope scaling", a.rope.scaling, m.rope.scaling);
-  compare("rope scaling parameters", a.rope.scaling_json, m.rope.scaling_json);
-  compare("rotary_dim", a.rope.rotary_dim, m.rope.rotary_dim);
-  compare("qk_norm", a.qk_norm, m.qk_norm);
-  return differences;
-}
-
-void check_geometry(const std::string& path, const Codebook& artifact, const ModelInfo& model) {
-  std::vector<std::string> differences = geometry_differences(artifact.model, model);
-  if (!artifact.layer_index.empty() && artifact.layer_index.back() >= model.shape.layers) {  // ascending
-    differences.push_back(fmt::format("layer_index: artifact has layer {}, the model layers 0 to {}",
-                                      artifact.layer_index.back(), model.shape.layers - 1));
-  }
-  if (differences.empty()) return;
-  throw bad_input(path,
-                  fmt::format("made for another model ({}): {}", artifact.model.name, fmt::join(differences, "; ")),
-                  "a codebook of " + model.name, "kvcc calibrate makes one");
-}
-
-uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects) {
+uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects, const EvalOptions& options) {
   const DecoderConfig& c = files.config;
   const uint64_t query = c.query_heads * c.head_dim, key = c.kv_heads * c.head_dim;
-  // One layer at work, its keys and values once more for every query head under GQA; what every pass ends with.
-  const uint64_t layer = sizeof(float) * seqlen * (5 * c.hidden + 3 * c.feed_forward + 5 * query + 4 * key);
-  const uint64_t passes = sizeof(float) * seqlen * c.hidden * (subjects + 1);
+  // One layer at work, its keys and values in three versions and those that attention joins; what passes end with.
+  uint64_t layer = sizeof(float) * seqlen * (5 * c.hidden + 3 * c.feed_forward + 5 * query + 14 * key);
+  const size_t runs = subjects * options.modes.size();
+  const uint64_t together = 1 + std::min(runs, kTogether) * (1 + 2 * options.repair_percents.size());
+  const uint64_t passes = sizeof(float) * seqlen * c.hidden * together;
+  if (options.attention_queries > 0) {
+    // All runs' rows beside full precision's; several scores of each query in f32 and f64.
+    layer += sizeof(float) * seqlen * 4 * key * runs;
+    layer += 10 * sizeof(double) * seqlen * c.query_heads * std::min(seqlen, options.attention_queries);
+  }
   const uint64_t logits = 5ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
   return loaded_bytes(files) + passes + std::max(layer, logits);
 }
 
-namespace {
-
-EvalReport evaluate_windows(const ModelFiles& files, const std::vector<std::vector<int32_t>>& windows,
-                            const std::vector<EvalSubject>& subjects, const EffectiveBitsQuery& bits, int threads,
-                            const std::function<void(uint64_t done, uint64_t total)>& progress) {
-  at::set_num_threads(threads);
-  const c10::NoGradGuard no_gradient;
-  const CacheShape shape = shape_of(files.config);
-  std::vector<std::unique_ptr<SimulatedCache>> caches;
-  for (const EvalSubject& subject : subjects) {
-    caches.push_back(subject.codebook ? std::make_unique<SimulatedCache>(*subject.codebook, shape.layers, threads)
-                                      : std::make_unique<SimulatedCache>(subject.scheme, shape, threads));
-  }
-  const Decoder decoder(files);
-  WindowPass pass(decoder, caches);
-  std::vector<Windows> rows(1 + subjects.size());
-  uint64_t done = 0;
-  const uint64_t total = windows.size() * rows.size();
-  for (size_t w = 0; w < windows.size(); ++w) {
-    check_interrupt();
-    const std::vector<PredictionSums> sums = pass.run(windows[w], [&] {
-      if (progress) progress(++done, total);
-    });
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (!std::isfinite(sums[i].nll) || !std::isfinite(sums[i].kl)) {
-        std::string weights;
-        for (int l = -1; l < decoder.layers() && weights.empty(); ++l) weights = decoder.nonfinite_weights(l);
-        throw Error(ErrorKind::failed,
-                    fmt::format("window {}, scheme {}", w, i == 0 ? "fp" : short_name(subjects[i - 1].scheme)),
-                    "predictions that are not finite", "finite ones",
-                    weights.empty() ? "" : "not finite in the model's weights: " + weights);
-      }
-      rows[i].add(sums[i], static_cast<int64_t>(windows[w].size()) - 1);
-    }
-  }
-  EvalReport report;
-  report.full = summarise(rows[0], rows[0]);
-  report.full.effective = effective_bits(parse_scheme("fp"), shape, bits);
-  for (size_t i = 0; i < subjects.size(); ++i) {
-    EvalResult result = summarise(rows[i + 1], rows[0]);
-    result.key_outlier_fraction = caches[i]->key_outlier_fraction();
-    EffectiveBitsQuery query = bits;
-    if (subjects[i].codebook)
-      query.key_outlier_fraction = mean_outlier_fraction(subjects[i].codebook->key.outlier_fraction);
-    result.effective = effective_bits(subjects[i].scheme, shape, query);
-    report.results.push_back(std::move(result));
-  }
-  return report;
+std::string run_name(const EvalSubject& subject, const ModeOptions& mode, const EvalOptions& options) {
+  std::string name = to_string(subject.scheme);
+  if (subject.codebook) name += " " + subject.codebook->content_sha256;
+  name += fmt::format(" {}", mode_name(mode.mode));
+  if (mode.mode == EvalMode::pseudo_decode) name += fmt::format(" block={}", mode.block);
+  if (mode.mode == EvalMode::prefill_exact) name += fmt::format(" prompt={}", mode.prompt);
+  for (const double percent : options.repair_percents) name += fmt::format(" repair={}", percent);
+  if (options.attention_queries > 0) name += fmt::format(" attention={}", options.attention_queries);
+  return name;
 }
 
-}  // namespace
-
 EvalReport evaluate(const ModelFiles& files, const std::vector<std::vector<int32_t>>& windows,
-                    const std::vector<EvalSubject>& subjects, const EffectiveBitsQuery& bits, int threads,
+                    const std::vector<EvalSubject>& subjects, const EvalOptions& options, EvalJournal* journal,
                     const std::function<void(uint64_t done, uint64_t total)>& progress) {
-  return with_torch_errors([&] { return evaluate_windows(files, windows, subjects, bits, threads, progress); });
+  return with_torch_errors([&] {
+    at::set_num_threads(options.threads);
+    const c10::NoGradGuard no_gradient;
+    return Evaluation(files, subjects, options, journal, progress).run(windows);
+  });
 }
 
 }  // namespace kvcc

@@ -94,8 +94,11 @@ void SimulatedCache::store(int layer, CacheTensor tensor, at::Tensor& x) {
   }
 }
 
-double SimulatedCache::key_outlier_fraction() const {
-  return key_elements_ == 0 ? 0.0 : static_cast<double>(key_outliers_) / static_cast<double>(key_elements_);
+int64_t SimulatedCache::quantised_end(int layer, CacheTensor tensor, int64_t tokens) const {
+  const TensorCodec* codec = (tensor == CacheTensor::key ? key_ : value_).at(layer).get();
+  if (codec == nullptr) return 0;
+  const int64_t sink = std::min<int64_t>(scheme_.sink, tokens);
+  return coded_end(tokens, sink, scheme_.residual, codec->block_tokens());
 }
 
 }  // namespace kvcc

@@ -33,8 +33,11 @@ class SimulatedCache : public KvTap {
   void before_rope(int layer, at::Tensor& key, at::Tensor& value) override;
   void after_rope(int layer, at::Tensor& key) override;
 
-  /// Share of the quantised key elements that were outliers so far; 0 when nothing was quantised.
-  double key_outlier_fraction() const;
+  /// Of a cache of `tokens` tokens, the position before which a layer's tokens but the sinks are quantised; 0 for fp.
+  int64_t quantised_end(int layer, CacheTensor tensor, int64_t tokens) const;
+  const Scheme& scheme() const { return scheme_; }
+  int64_t key_outliers() const { return key_outliers_; }  ///< of the quantised key elements so far
+  int64_t key_elements() const { return key_elements_; }  ///< quantised so far
 
  private:
   void store(int layer, CacheTensor tensor, at::Tensor& x);
