@@ -318,7 +318,7 @@ def test_wrong_usage(tiny, artifacts):
     folder, _, _ = tiny
     common = [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 80]
     assert "kvcc calibrate" in run("eval", *common, "--scheme", "kvcc-nuq3-1%", code=2).stderr
-    for arguments in (["--mode", "pseudo-decode"], ["--max-ppl", -1], ["--max-ppl", 0], ["--scheme", "imt4"], ["--device", "cuda"], ["--text", "x"]):
+    for arguments in (["--mode", "decode"], ["--max-ppl", -1], ["--max-ppl", 0], ["--scheme", "imt4"], ["--device", "cuda"], ["--text", "x"]):
         run("eval", *common, *arguments, code=2)
     run("eval", *common, "--codebook", folder / "none.kvcb", code=3)
     assert "needs >= 500 tokens" in run("eval", *common[:3], "--seqlen", 500, code=3).stderr
