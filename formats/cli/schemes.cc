@@ -32,6 +32,10 @@ ordered_json scheme_document(const Scheme& scheme, const Options& options) {
   document["name"] = kvcc::short_name(scheme);
   document["text"] = kvcc::to_string(scheme);
   document["scheme"] = ordered_json::parse(kvcc::scheme_json(scheme));
+  if (const kvcc::PresetInfo* preset = kvcc::preset_of(scheme)) {
+    document["meaning"] = preset->meaning;
+    document["source"] = preset->source;
+  }
   document["needs_calibration"] = scheme.needs_calibration();
   document["nominal_bits"] = kvcc::nominal_bits(scheme);
   for (const int64_t context : kContexts) {
@@ -63,18 +67,23 @@ void print_presets(bool json) {
       document["presets"].push_back({{"pattern", preset.pattern},
                                      {"example", preset.example},
                                      {"meaning", preset.meaning},
+                                     {"source", preset.source},
+                                     {"needs_calibration", kvcc::parse_scheme(preset.example).needs_calibration()},
                                      {"text", kvcc::to_string(kvcc::parse_scheme(preset.example))}});
     }
     kvcc::cli::print_json(document);
     return;
   }
   for (const kvcc::PresetInfo& preset : kvcc::presets()) {
-    fmt::print("{}\n    {}\n    e.g. {} = {}\n", preset.pattern, preset.meaning, preset.example,
-               kvcc::to_string(kvcc::parse_scheme(preset.example)));
+    const bool needs = kvcc::parse_scheme(preset.example).needs_calibration();
+    fmt::print("{}\n    {}\n    {}; {}; e.g. {}\n", preset.pattern, preset.meaning, preset.source,
+               needs ? "needs calibration" : "no calibration", preset.example);
   }
   fmt::print(
-      "\nAny of them can be spelt out and changed: k=GRIDBITS@SITE/AXIS,v=GRIDBITS@token and further keys.\n"
-      "GRID int, nf, nuq; SITE prerope, postrope; AXIS channel, token. 'kvcc schemes NAME' shows one with its bits.\n");
+      "\nAny of them can be spelt out and changed: k=GRIDBITS@SITE/AXIS,v=GRIDBITS@AXIS and further keys.\n"
+      "GRID int, nf, nuq, lloyd, fp, polar, angles, sign; SITE prerope, postrope; AXIS channel, token, token:head,\n"
+      "token:G, channel:G, tensor. 'kvcc schemes NAME' shows one with its bits; formats/spec/schemes.md defines "
+      "them.\n");
 }
 
 void print_schemes(const std::vector<Scheme>& schemes, const Options& options) {
@@ -92,7 +101,13 @@ void print_schemes(const std::vector<Scheme>& schemes, const Options& options) {
                     fmt::format("{} B", bits.constant_bytes)});
   }
   fmt::print("{}", kvcc::cli::table(rows));
-  for (const Scheme& scheme : schemes) fmt::print("{}\n", kvcc::to_string(scheme));
+  for (const Scheme& scheme : schemes) {
+    fmt::print("{}\n", kvcc::to_string(scheme));
+    if (const kvcc::PresetInfo* preset = kvcc::preset_of(scheme)) {
+      fmt::print("    {}\n    {}; {}\n", preset->meaning, preset->source,
+                 scheme.needs_calibration() ? "needs calibration" : "no calibration");
+    }
+  }
 }
 
 }  // namespace

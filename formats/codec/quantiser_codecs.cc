@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "formats/codec/checks.h"
+#include "formats/codec/coded.h"
+#include "formats/codec/online_codec.h"
 #include "formats/codec/rows.h"
 #include "formats/codec/tensor_codec.h"
 #include "formats/core/error.h"
@@ -13,16 +15,6 @@ namespace {
 /// Codes part h: [T, D] of head h, as wide as the head's codes are.
 void add_code_parts(const LevelTable& table, int dim, int64_t tokens, std::vector<PartShape>& parts) {
   for (int h = 0; h < table.heads; ++h) parts.push_back({"codes", table.bits[h], tokens * dim});
-}
-
-void start(const std::vector<PartShape>& parts, CodedTokens& out) {
-  out.resize(parts.size());
-  for (size_t p = 0; p < parts.size(); ++p) {
-    out[p].name = parts[p].name;
-    out[p].bits = parts[p].bits;
-    out[p].values.clear();
-    if (parts[p].count > 0) out[p].values.reserve(parts[p].count);
-  }
 }
 
 /// Codes [T, D] of every head, then what `Quantiser` has beside them.
@@ -53,7 +45,8 @@ class QuantiserCodec : public TensorCodec {
 
   void encode(std::span<const float> x, CodedTokens& out, const std::string& place, int64_t first) const override {
     const int64_t n = int64_t{heads()} * dim(), tokens = check_rows(x.size(), x.size(), n, place);
-    start(parts(tokens), out);
+    start_parts(*this, tokens, out);
+    for (CodedPart& part : out) part.values.clear();
     EncodedToken token;
     for (int64_t t = 0; t < tokens; ++t) {
       kvcc::encode(q_, x.subspan(t * n, n), token, token_place(place, first + t));
@@ -112,8 +105,8 @@ class HalfCodec : public TensorCodec {
   void encode(std::span<const float> x, CodedTokens& out, const std::string& place, int64_t) const override {
     std::vector<float> rounded(x.size());
     round_to_record(x, rounded, place);
-    start(parts(check_rows(x.size(), x.size(), int64_t{heads()} * dim(), place)), out);
-    for (const float value : rounded) out[0].values.push_back(float_to_half(value));
+    start_parts(*this, check_rows(x.size(), x.size(), int64_t{heads()} * dim(), place), out);
+    std::transform(rounded.begin(), rounded.end(), out[0].values.begin(), float_to_half);
   }
   void decode(const CodedTokens& in, std::span<float> out) const override {
     std::transform(in[0].values.begin(), in[0].values.end(), out.begin(), half_to_float);
@@ -138,7 +131,24 @@ std::shared_ptr<const TensorCodec> make_half_codec(int heads, int dim) {
 }
 
 std::shared_ptr<const TensorCodec> make_codec(const TensorScheme& scheme, double sparse, int heads, int dim) {
-  if (scheme.grid == Grid::full) return make_half_codec(heads, dim);
+  switch (scheme.grid) {
+    case Grid::full:
+      return make_half_codec(heads, dim);
+    case Grid::lloyd:
+      return make_lloyd_codec(scheme, heads, dim);
+    case Grid::floating:
+      return make_fp8_codec(heads, dim);
+    case Grid::polar:
+      return make_polar_codec(scheme, heads, dim);
+    case Grid::angles:
+      return make_angles_codec(scheme, heads, dim);
+    case Grid::sign:
+      return make_sign_codec(scheme, heads, dim);
+    default:
+      break;
+  }
+  if (scheme.norm == Norm::varn || scheme.norm == Norm::varn_rms) return make_varn_codec(scheme, heads, dim);
+  if (!scheme.is_plain()) return make_group_codec(scheme, heads, dim);
   if (scheme.axis != Axis::token || scheme.grid == Grid::nuq) {
     throw Error(ErrorKind::usage, "codec", "a scheme that needs statistics of the model", "a codebook");
   }

@@ -12,30 +12,6 @@ namespace {
 
 constexpr int kLanes = 16;
 
-/// Least and greatest of x[0..n), n >= 1. Lane-wise, so that it becomes vector code.
-KVCC_CLONES void extremes(const float* x, int n, float& least, float& greatest) {
-  float low[kLanes], high[kLanes];
-  for (int l = 0; l < kLanes; ++l) low[l] = high[l] = x[0];
-  int i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) {
-      const float v = x[i + l];
-      low[l] = v < low[l] ? v : low[l];
-      high[l] = v > high[l] ? v : high[l];
-    }
-  }
-  for (; i < n; ++i) {
-    low[0] = x[i] < low[0] ? x[i] : low[0];
-    high[0] = x[i] > high[0] ? x[i] : high[0];
-  }
-  for (int l = 1; l < kLanes; ++l) {
-    low[0] = low[l] < low[0] ? low[l] : low[0];
-    high[0] = high[l] > high[0] ? high[l] : high[0];
-  }
-  least = low[0];
-  greatest = high[0];
-}
-
 KVCC_CLONES bool all_finite(const float* x, int64_t n) {
   int bad = 0;
   for (int64_t i = 0; i < n; ++i) bad |= !(std::fabs(x[i]) <= std::numeric_limits<float>::max());
@@ -71,6 +47,30 @@ void split_one(std::span<const float> x, RowTails& out) {
 }
 
 }  // namespace
+
+// Lane-wise, so that it becomes vector code.
+KVCC_CLONES void extremes(const float* x, int n, float& least, float& greatest) {
+  float low[kLanes], high[kLanes];
+  for (int l = 0; l < kLanes; ++l) low[l] = high[l] = x[0];
+  int i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int l = 0; l < kLanes; ++l) {
+      const float v = x[i + l];
+      low[l] = v < low[l] ? v : low[l];
+      high[l] = v > high[l] ? v : high[l];
+    }
+  }
+  for (; i < n; ++i) {
+    low[0] = x[i] < low[0] ? x[i] : low[0];
+    high[0] = x[i] > high[0] ? x[i] : high[0];
+  }
+  for (int l = 1; l < kLanes; ++l) {
+    low[0] = low[l] < low[0] ? low[l] : low[0];
+    high[0] = high[l] > high[0] ? high[l] : high[0];
+  }
+  least = low[0];
+  greatest = high[0];
+}
 
 void check_tails(int columns, int tail, const std::string& place) {
   if (columns < 1 || columns > 65536) {

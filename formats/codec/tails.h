@@ -25,6 +25,9 @@ void check_tails(int columns, int tail, const std::string& place);
 /// Splits x by tail_less(): the `tail` first and the `tail` last are outliers. x must be finite and pass check_tails().
 void split_tails(std::span<const float> x, int tail, RowTails& out);
 
+/// Least and greatest of x[0..n), n >= 1; zeros of either sign are equal.
+void extremes(const float* x, int n, float& least, float& greatest);
+
 /// Index of the first value that is NaN or infinite, or -1.
 int64_t first_non_finite(std::span<const float> x);
 

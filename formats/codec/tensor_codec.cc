@@ -94,7 +94,7 @@ CodedTokens unpack(const TensorCodec& codec, int64_t tokens, std::span<const uin
 int64_t coded_end(int64_t tokens, int64_t sink, int64_t residual, int64_t block_tokens) {
   const int64_t first = std::min(sink, tokens), rest = tokens - first;
   if (block_tokens == 1) return first + std::max<int64_t>(0, rest - residual);
-  const int64_t unit = std::max<int64_t>(1, (residual + block_tokens - 1) / block_tokens) * block_tokens;
+  const int64_t unit = tail_unit(residual, block_tokens);
   return first + rest / unit * unit;
 }
 

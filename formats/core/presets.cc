@@ -63,7 +63,8 @@ const std::vector<Family>& families() {
        5,
        true,
        {"kvcc-nuq{2,3,4,5}[-P%][-sinkN]", "kvcc-nuq4-1%-sink1",
-        "kvcc's default: codebook per head, weight F s^2, first token out of the fit"},
+        "kvcc's default: codebook per head, weight F s^2, first token out of the fit",
+        "kvcc; after KVQuant (arXiv 2401.18079) with the weight of its eq. (7)"},
        [](int bits, double sparse, int sink) { return make_per_channel(Grid::nuq, bits, sparse, sink); }},
       {"kvquant-nuq",
        "",
@@ -71,7 +72,8 @@ const std::vector<Family>& families() {
        4,
        true,
        {"kvquant-nuq{2,3,4}[-P%][-sinkN]", "kvquant-nuq4-1%-sink1",
-        "as KVQuant's release: codebook per layer, weight F, first token in the thresholds"},
+        "keys per channel before RoPE, codebook per layer, weight F, first token in the thresholds",
+        "KVQuant (arXiv 2401.18079), as released"},
        make_kvquant},
       {"int",
        "-channel-prerope",
@@ -79,7 +81,7 @@ const std::vector<Family>& families() {
        8,
        true,
        {"int{2..8}-channel-prerope[-P%][-sinkN]", "int4-channel-prerope",
-        "uniform levels, keys per channel before RoPE, values per token"},
+        "uniform levels, keys per channel before RoPE, values per token", "KVQuant's ablation (arXiv 2401.18079)"},
        [](int bits, double sparse, int sink) { return make_per_channel_baseline(Grid::integer, bits, sparse, sink); }},
       {"nf",
        "-channel-prerope",
@@ -87,7 +89,8 @@ const std::vector<Family>& families() {
        4,
        true,
        {"nf{2,3,4}-channel-prerope[-P%][-sinkN]", "nf3-channel-prerope",
-        "NormalFloat levels, keys per channel before RoPE, values per token"},
+        "NormalFloat levels, keys per channel before RoPE, values per token",
+        "KVQuant's ablation (arXiv 2401.18079), levels of QLoRA (arXiv 2305.14314)"},
        [](int bits, double sparse, int sink) {
          return make_per_channel_baseline(Grid::normal_float, bits, sparse, sink);
        }},
@@ -96,14 +99,16 @@ const std::vector<Family>& families() {
        2,
        8,
        false,
-       {"int{2..8}[-sinkN]", "int4", "baseline: uniform levels per token, keys after RoPE; no calibration"},
+       {"int{2..8}[-sinkN]", "int4", "baseline: uniform levels per token, keys after RoPE",
+        "KVQuant's baseline (arXiv 2401.18079, appendix M)"},
        [](int bits, double sparse, int sink) { return make_per_token(Grid::integer, bits, sparse, sink); }},
       {"nf",
        "",
        2,
        4,
        false,
-       {"nf{2,3,4}[-sinkN]", "nf4", "baseline: NormalFloat levels per token, keys after RoPE; no calibration"},
+       {"nf{2,3,4}[-sinkN]", "nf4", "baseline: NormalFloat levels per token, keys after RoPE",
+        "KVQuant's baseline (arXiv 2401.18079), levels of QLoRA (arXiv 2305.14314)"},
        [](int bits, double sparse, int sink) { return make_per_token(Grid::normal_float, bits, sparse, sink); }},
   };
   return all;
@@ -143,8 +148,7 @@ Scheme parse_options(const Family& family, int bits, std::string_view options, s
 }
 
 /// Published systems whose presets are not in this release.
-constexpr std::array<const char*, 10> kLater = {"kivi",    "kvarn", "quarot", "turboquant", "atom",
-                                                "flexgen", "sinq",  "oscar",  "skvq",       "polarquant"};
+constexpr std::array<const char*, 2> kLater = {"sinq", "skvq"};
 
 }  // namespace
 
@@ -168,6 +172,7 @@ std::optional<Scheme> parse_preset(std::string_view text) {
     }
     return parse_options(family, bits, options, text);
   }
+  if (std::optional<Scheme> published = parse_published(text)) return published;
   for (const std::string_view later : kLater) {
     if (text.starts_with(later) && (text.size() == later.size() || text[later.size()] == '-')) {
       throw refuse(text, fmt::format("the presets of {} are not in this release", later), "",
@@ -189,6 +194,10 @@ std::string nearest_preset(std::string_view text) {
       names.push_back(family_name(family, bits, 0, 0));
     }
   }
+  for (const std::string& name : published_names()) names.push_back(name);
+  for (const std::string& name : published_names()) {
+    if (name.starts_with(fmt::format("{}-", text))) return name;  // "kivi"
+  }
   const std::string near = nearest(text.substr(0, options), names);
   if (near.empty()) return "";
   const std::string whole = near + std::string(text.substr(options));
@@ -202,24 +211,38 @@ std::string nearest_preset(std::string_view text) {
 
 }  // namespace scheme_parts
 
-std::string short_name(const Scheme& scheme) {
-  if (scheme == Scheme{}) return "fp";
+namespace {
+
+const PresetInfo kFull = {"fp", "fp", "full precision: 16-bit keys and values", "the model itself"};
+
+std::pair<std::string, const PresetInfo*> named(const Scheme& scheme) {
+  if (scheme == Scheme{}) return {"fp", &kFull};
   for (const Family& family : families()) {
     const int bits = scheme.key.bits;
     if (bits < family.bits_min || bits > family.bits_max || (scheme.sparse > 0 && !family.sparse)) continue;
     if (!(family.make(bits, scheme.sparse, scheme.sink) == scheme)) continue;
     const std::string name = family_name(family, bits, scheme.sparse, scheme.sink);
     // A fraction that no percentage gives exactly has no preset's name.
-    if (scheme.sparse == 0 || name.find('%') != std::string::npos) return name;
+    if (scheme.sparse == 0 || name.find('%') != std::string::npos) return {name, &family.info};
   }
-  return to_string(scheme);
+  return scheme_parts::published_name(scheme);
 }
+
+}  // namespace
+
+std::string short_name(const Scheme& scheme) {
+  const std::string name = named(scheme).first;
+  return name.empty() ? to_string(scheme) : name;
+}
+
+const PresetInfo* preset_of(const Scheme& scheme) { return named(scheme).second; }
 
 const std::vector<PresetInfo>& presets() {
   static const std::vector<PresetInfo> all = [] {
     std::vector<PresetInfo> list;
     for (const Family& family : families()) list.push_back(family.info);
-    list.push_back({"fp", "fp", "full precision: 16-bit keys and values"});
+    for (const PresetInfo& info : scheme_parts::published_presets()) list.push_back(info);
+    list.push_back(kFull);
     return list;
   }();
   return all;

@@ -120,7 +120,11 @@ class Parser {
       problem("/", fmt::format("attribute scheme: {}", error.what()));
       return;
     }
-    if (out_.codebook.scheme.is_full()) problem("/", "scheme is fp", "a scheme with codebooks");
+    const Scheme& parsed = out_.codebook.scheme;
+    if (parsed.is_full()) problem("/", "scheme is fp", "a scheme with codebooks");
+    if (!parsed.key.is_plain() || !parsed.value.is_plain()) {
+      problem("/", "scheme is " + short_name(parsed), "scales per channel or token, without groups, rotation or norm");
+    }
     if (json != scheme_json(out_.codebook.scheme)) {
       problem("/", fmt::format("scheme_json is {}", json), scheme_json(out_.codebook.scheme) + " as the scheme says");
     }

@@ -45,6 +45,43 @@ rc::Gen<Scheme> any_scheme() {
       default:
         scheme.sparse = *rc::gen::inRange<int64_t>(1, int64_t{1} << 52) * 0x1p-53;
     }
+    if (!channel && *rc::gen::inRange(0, 3) == 0) {  // on-line, with further dimensions
+      scheme.sparse = 0;
+      scheme.key = {};
+      scheme.key.grid = Grid::integer;
+      scheme.key.bits = *rc::gen::inRange(2, 8);
+      scheme.key.site = Site::post_rope;
+      scheme.key.axis = *rc::gen::element(Axis::token_group, Axis::channel_group);
+      scheme.key.group = *rc::gen::element(1, 32, 128);
+      scheme.key.rotation =
+          *rc::gen::element(Rotation::none, Rotation::hadamard, Rotation::hadamard_64, Rotation::random);
+      scheme.value = scheme.key;
+      scheme.value.site = Site::pre_rope;
+      scheme.value.axis = Axis::token_group;
+      scheme.value.group = *rc::gen::element(0, 64);
+      scheme.value.rounding = *rc::gen::element(Rounding::ends, Rounding::zero, Rounding::zero_inside,
+                                                Rounding::zero_clamped, Rounding::symmetric, Rounding::inverse);
+      scheme.value.clip = *rc::gen::inRange(1, 1001) / 1000.0;
+      if (scheme.key.axis == Axis::channel_group) {
+        switch (*rc::gen::inRange(0, 4)) {
+          case 0:
+            scheme.key.norm = Norm::token;
+            break;
+          case 1:
+            scheme.key.norm = *rc::gen::element(Norm::varn, Norm::varn_rms);
+            scheme.key.group = scheme.key.tile = *rc::gen::element(2, 64);
+            scheme.key.iterations = *rc::gen::inRange(1, 65);
+            scheme.key.half_scales = *rc::gen::arbitrary<bool>();
+            break;
+          case 2:
+            scheme.key.wide = *rc::gen::inRange(1, 1000) / 1000.0;
+            scheme.key.wide_bits = *rc::gen::element(8, 16);
+            break;
+          default:
+            break;
+        }
+      }
+    }
     scheme.sink = *rc::gen::element(0, 1, 4, 128, 1 << 30);
     scheme.residual = *rc::gen::element(0, 1, 32, 128);
     scheme.codebook = *rc::gen::element(CodebookScope::layer, CodebookScope::head);
@@ -136,8 +173,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Refused{"kvcc-nuq4-50%", "below 50%"}, Refused{"kvcc-nuq4--1%", "unknown part"},
                       Refused{"kvcc-nuq4-sink", "sink is ''"}, Refused{"kvcc-nuq4-sink1-sink2", "given twice"},
                       Refused{"kvcc-nuq4-1%-2%", "given twice"}, Refused{"kvcc-nuq4-sunk1", "unknown part 'sunk1'"},
-                      Refused{"kivi-2", "not in this release"}, Refused{"kvarn-2", "not in this release"},
-                      Refused{"turboquant-3", "not in this release"},
+                      Refused{"sinq-4", "not in this release"}, Refused{"kivi-3", "did you mean 'kivi-"},
+                      Refused{"kivi", "did you mean 'kivi-"}, Refused{"kvarn-2-rmz", "unknown part 'rmz'"},
+                      Refused{"kvarn-2-g64-g32", "g is given twice"}, Refused{"kvarn-2-rms-rms", "rms is given twice"},
+                      Refused{"turboquant-3-g64", "unknown part 'g64'"}, Refused{"kitty-1%", "unknown part '1%'"},
+                      Refused{"kvarn-2-g0", "is '0'"}, Refused{"kvarn-2-it99", "is '99'"},
+                      Refused{"atom-4-gx", "unknown part 'gx'"}, Refused{"turboqant-3", "did you mean 'turboquant-3'"},
                       Refused{"k=nuq3@prerope/channel", "'v' is missing"}, Refused{"v=nuq3@token", "'k' is missing"},
                       Refused{"k=nuq3@prerope/channel,v=nuq3@token,k=nuq3@prerope/channel", "'k' is given twice"},
                       Refused{"k=nuq3@prerope/channel,v=nuq3@token,sink=1,sink=1", "'sink' is given twice"},
@@ -171,6 +212,56 @@ INSTANTIATE_TEST_SUITE_P(
                       Refused{"k=fp,v=nuq3@token", "one of k and v is fp"},
                       Refused{"k=nuq3@prerope/channel,v=fp", "one of k and v"},
                       Refused{"k=fp,v=fp,sink=1", "fp with outliers, sinks"}));
+
+#define KVCC_ONLINE "k=int2@postrope/channel:32,v=int2@token:32"
+INSTANTIATE_TEST_SUITE_P(
+    Dimensions, RefusedScheme,
+    ::testing::Values(
+        Refused{"k=int2@postrope/channel:0,v=int2@token:32", "the group of k is '0'"},
+        Refused{"k=int2@postrope/channel:32,v=int2@token:half", "the group of v is 'half'"},
+        Refused{"k=int2@postrope/channel:head,v=int2@token:32", "the group of k is 'head'"},
+        Refused{"k=fp8@postrope/tensor:4,v=fp8@tensor", "groups of a tensor"},
+        Refused{"k=fp7@postrope/tensor,v=fp8@tensor", "fp with 7 bits"},
+        Refused{"k=fp8@postrope/token,v=fp8@tensor", "fp8 with a scale"},
+        Refused{"k=int8@postrope/tensor,v=fp8@tensor", "k has no scale"},
+        Refused{"k=nuq3@postrope/channel:32,v=int2@token:32", "k is nuq in groups"},
+        Refused{"k=nf3@postrope/channel:32,v=int2@token:32", "k is nf in groups"},
+        Refused{"k=nuq3@prerope/channel,v=int2@token:32", "one of k and v is calibrated"},
+        Refused{KVCC_ONLINE ",sparse=1%", "outliers with groups"},
+        Refused{KVCC_ONLINE ",k-rotat=hadamard", "did you mean 'k-rotate'"},
+        Refused{KVCC_ONLINE ",k-rotate=hadamart", "did you mean 'hadamard'"},
+        Refused{"k-rotate=hadamard," KVCC_ONLINE, "'k-rotate' comes before 'k'"},
+        Refused{KVCC_ONLINE ",k-norm=varn:32", "the iterations of k-norm is ''"},
+        Refused{KVCC_ONLINE ",k-norm=varn8", "varnN:G"},
+        Refused{KVCC_ONLINE ",k-norm=varn0:32", "iterations of k-norm"},
+        Refused{KVCC_ONLINE ",k-norm=varn8:64", "another range than one a tile's row"},
+        Refused{KVCC_ONLINE ",v-norm=varn8:32", "another range than one a tile's row"},
+        Refused{KVCC_ONLINE ",k-norm=head", "k-norm with this grid"},
+        Refused{KVCC_ONLINE ",k-norm=token8", "iterations of varn"},
+        Refused{"k=int4@postrope/token,v=int4@token,k-norm=token", "k-norm=token with this grid"},
+        Refused{KVCC_ONLINE ",k-round=up", "one of ends"}, Refused{KVCC_ONLINE ",k-round=ggml", "k-round=ggml"},
+        Refused{"k=int1@postrope/token:32,v=int2@token:32,k-round=symmetric", "symmetric with 1 bit"},
+        Refused{"k=nf4@postrope/token,v=nf4@token,k-round=zero", "k-round with this grid"},
+        Refused{KVCC_ONLINE ",k-clip=0", "k-clip is '0'"}, Refused{KVCC_ONLINE ",k-clip=1.5", "at most 1"},
+        Refused{"k=nf4@postrope/token,v=nf4@token,k-clip=0.9", "k-clip with this grid"},
+        Refused{KVCC_ONLINE ",k-wide=12.5%", "SHARE:BITS"},
+        Refused{KVCC_ONLINE ",k-wide=12.5%:2", "k-wide with 2 bits"},
+        Refused{KVCC_ONLINE ",k-wide=12.5%:12", "k-wide with 12 bits"},
+        Refused{KVCC_ONLINE ",k-wide=120%:4", "below 100%"},
+        Refused{KVCC_ONLINE ",v-wide=10%:4", "v-wide with this grid"},
+        Refused{KVCC_ONLINE ",k-wide=0%:4", "a share above 0"},
+        Refused{KVCC_ONLINE ",k-wide=10%:4,k-round=zero", "k-wide with k-round"},
+        Refused{KVCC_ONLINE ",k-scales=fp8", "k-scales with this grid"},
+        Refused{KVCC_ONLINE ",k-sketch=1", "k-sketch with this grid"}, Refused{KVCC_ONLINE ",k-sketch=9", "0 to 8"},
+        Refused{"k=lloyd3@postrope/token:head,v=int2@token:32", "lloyd without a norm"},
+        Refused{"k=lloyd3@postrope/token:head,v=int2@token:32,k-norm=head", "lloyd without a rotation"},
+        Refused{"k=lloyd6@postrope/token:head,v=int2@token:32", "lloyd with 6 bits"},
+        Refused{"k=lloyd3@postrope/token:64,v=int2@token:32", "lloyd not per head"},
+        Refused{"k=polar4@prerope/channel:128,v=int2@token:32", "k is polar"},
+        Refused{"k=int2@postrope/channel:128,v=polar4@token:32", "v is polar"},
+        Refused{"k=angles4@postrope/token:16,v=int2@token:32", "k is angles"},
+        Refused{"k=sign1@postrope/channel:32,v=int2@token:32", "k is sign"},
+        Refused{"k=int2@postrope/channel:32,v=int2@channel", "values per channel"}));
 
 TEST(Outliers, PerTailMatchesTheLinearInterpolationQuantile) {
   EXPECT_EQ(outliers_per_tail(0.01, 192), 1);
