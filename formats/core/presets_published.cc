@@ -1,7 +1,7 @@
 // Presets of published systems whose grids need no calibration: a name, and what of it may be varied.
 #include <fmt/format.h>
 
-#include <charconv>
+#include <array>
 #include <functional>
 #include <utility>
 
@@ -183,6 +183,16 @@ Scheme fp8(const Options& o) {
   return both(tensor, o);
 }
 
+/// Options as patterns show them.
+constexpr std::array<std::pair<const char*, const char*>, 8> kOptionTexts = {{{"g", "[-gN]"},
+                                                                              {"it", "[-itN]"},
+                                                                              {"rms", "[-rms]"},
+                                                                              {"fp8", "[-fp8]"},
+                                                                              {"prod", "[-prod]"},
+                                                                              {"prerope", "[-prerope]"},
+                                                                              {"r", "[-rN]"},
+                                                                              {"sink", "[-sinkN]"}}};
+
 /// PREFIX-BITS for each width.
 std::vector<Published> widths(const char* prefix, std::initializer_list<int> bits, const char* allowed,
                               const Options& defaults, Scheme (*make)(int bits, const Options&)) {
@@ -208,11 +218,11 @@ std::vector<Published> turboquant_members() {
 
 std::vector<Family> make_families() {
   std::vector<Family> all;
-  all.push_back({{"kivi-{2,4}[-gN][-rN][-sinkN]", "kivi-2",
+  all.push_back({{"kivi-{2,4}", "kivi-2",
                   "keys per channel of 32 tokens, values per token of 32 channels; the last 128 tokens exact",
                   "KIVI (arXiv 2402.02750); -g128 as in KVarN's comparison"},
                  widths("kivi", {2, 4}, "g r sink", {.group = 32, .residual = 128}, kivi)});
-  all.push_back({{"kvarn-{2,k4v2,k4v4}[-gN][-itN][-rms][-fp8][-sinkN]", "kvarn-2",
+  all.push_back({{"kvarn-{2,k4v2,k4v4}", "kvarn-2",
                   "rotated tiles of 128 tokens, balanced in both directions by 8 rounds of variance normalisation; 128 "
                   "sinks, the incomplete tile exact",
                   "KVarN (arXiv 2606.03458); -rms mends its scale's floor, -fp8 as its appendix D counts"},
@@ -224,27 +234,27 @@ std::vector<Family> make_families() {
                                   [k = k, v = v](const Options& o) { return kvarn(k, v, o); }});
   }
   all.push_back(
-      {{"quarot-{2,3,4}[-sinkN]", "quarot-4",
+      {{"quarot-{2,3,4}", "quarot-4",
         "each head rotated by Hadamard's matrix, then integer levels per token and head, ends clipped to 0.95",
         "QuaRot (arXiv 2404.00456), its KV cache"},
        widths("quarot", {2, 3, 4}, "sink r", {}, quarot)});
-  all.push_back({{"atom-{2,3,4}[-gN][-prerope][-sinkN]", "atom-4",
+  all.push_back({{"atom-{2,3,4}", "atom-4",
                   "per token in groups of 128 channels with a zero-point that is a code; keys after RoPE as in "
                   "KVQuant's table, -prerope as released",
                   "Atom (arXiv 2310.19102)"},
                  widths("atom", {2, 3, 4}, "g prerope sink r", {.group = 128}, [](int bits, const Options& o) {
                    return both(integer(bits, Axis::token_group, o.group, Rounding::zero_clamped), o);
                  })});
-  all.push_back({{"flexgen-{2,3,4}[-gN][-sinkN]", "flexgen-4",
-                  "per token in groups of 64 channels, minimum and inverse scale", "FlexGen (arXiv 2303.06865)"},
+  all.push_back({{"flexgen-{2,3,4}", "flexgen-4", "per token in groups of 64 channels, minimum and inverse scale",
+                  "FlexGen (arXiv 2303.06865)"},
                  widths("flexgen", {2, 3, 4}, "g sink r", {.group = 64}, [](int bits, const Options& o) {
                    return both(integer(bits, Axis::token_group, o.group, Rounding::inverse), o);
                  })});
-  all.push_back({{"fp8[-sinkN]", "fp8", "every element rounded to FP8 E4M3, no scale; above 448 saturates",
+  all.push_back({{"fp8", "fp8", "every element rounded to FP8 E4M3, no scale; above 448 saturates",
                   "OCP 8-bit floating point (arXiv 2209.05433); vLLM's fp8_e4m3 cache with scale 1"},
                  {{"fp8", "sink r", {}, fp8}}});
   all.push_back(
-      {{"q{4,8}_0[-hadamard][-sinkN]", "q8_0",
+      {{"q{4,8}_0{,-hadamard}", "q8_0",
         "blocks of 32 channels with one fp16 scale; -hadamard: rotated first, as its default since 2026-04-01",
         "llama.cpp's cache types (ggml Q4_0, Q8_0; pull request 21038)"},
        {}});
@@ -256,33 +266,33 @@ std::vector<Family> make_families() {
            }});
     }
   }
-  all.push_back({{"turboquant-{2,2.5,3,3.5,4}[-prod][-sinkN]", "turboquant-3",
+  all.push_back({{"turboquant-{2,2.5,3,3.5,4}", "turboquant-3",
                   "each head's vector randomly rotated, scaled to length 1, Lloyd-Max levels; -prod: one bit of them "
                   "is a sketch of the rest; half widths: the first half of the rotated channels gets one bit more",
                   "TurboQuant (arXiv 2504.19874)"},
                  turboquant_members()});
   all.push_back(
-      {{"turboquant-vllm-{3,4}[-sinkN]", "turboquant-vllm-3",
+      {{"turboquant-vllm-{3,4}", "turboquant-vllm-3",
         "Hadamard instead of a random rotation, decoded keys of length 1; values per token and head, unrotated",
         "vLLM's turboquant_3bit_nc and turboquant_4bit_nc"},
        widths("turboquant-vllm", {3, 4}, "sink r", {}, turboquant_vllm)});
   all.push_back(
-      {{"polarquant-a{,-v2}[-sinkN]", "polarquant-a",
+      {{"polarquant-a{,-v2}", "polarquant-a",
         "radius and angle of the pairs that RoPE turns, 4 bits each, per pair of 128 tokens; values as KIVI's",
         "PolarQuant (Wu et al., arXiv 2502.00527)"},
        {{"polarquant-a", "r sink", {.residual = 128}, [](const Options& o) { return polarquant_a(4, o); }},
         {"polarquant-a-v2", "r sink", {.residual = 128}, [](const Options& o) { return polarquant_a(2, o); }}}});
-  all.push_back({{"polarquant-b[-sinkN]", "polarquant-b",
-                  "randomly rotated, blocks of 16 channels as a radius and 15 recursive angles",
-                  "PolarQuant (Han et al., arXiv 2502.02617)"},
-                 {{"polarquant-b", "sink r", {}, polarquant_b}}});
   all.push_back(
-      {{"qjl[-rN][-sinkN]", "qjl",
+      {{"polarquant-b", "polarquant-b", "randomly rotated, blocks of 16 channels as a radius and 15 recursive angles",
+        "PolarQuant (Han et al., arXiv 2502.02617)"},
+       {{"polarquant-b", "sink r", {}, polarquant_b}}});
+  all.push_back(
+      {{"qjl", "qjl",
         "keys as signs of two random projections a channel, the greatest channels of 32 tokens apart; 2-bit values",
         "QJL (arXiv 2406.03482)"},
        {{"qjl", "r sink", {.residual = 128}, qjl}}});
   all.push_back(
-      {{"kitty{,-pro}[-rN][-sinkN]", "kitty",
+      {{"kitty{,-pro}", "kitty",
         "KIVI in pages of 128 tokens; the keys' greatest 12.5 % (pro: 20 %) of channels get 4 bits; 32 sinks",
         "Kitty (arXiv 2511.18643)"},
        {{"kitty", "r sink", {.residual = 128, .sink = 32}, [](const Options& o) { return two_widths(0.125, 4, o); }},
@@ -290,13 +300,13 @@ std::vector<Family> make_families() {
            return two_widths(0.2, 4, o);
          }}}});
   all.push_back(
-      {{"kvquant-1%-channels[-rN][-sinkN]", "kvquant-1%-channels",
+      {{"kvquant-1%-channels", "kvquant-1%-channels",
         "2-bit groups of 128 with the keys' greatest 1 % of channels in fp16: what KVarN's paper calls KVQuant",
         "KVarN (arXiv 2606.03458), appendix D"},
        {{"kvquant-1%-channels", "r sink", {.residual = 128, .sink = 128}, [](const Options& o) {
            return two_widths(0.01, 16, o);
          }}}});
-  all.push_back({{"oscar-norm[-rN][-sinkN]", "oscar-norm",
+  all.push_back({{"oscar-norm", "oscar-norm",
                   "rotated by Hadamard's matrix, tokens of all heads scaled to length 1, 2-bit keys per channel of 32 "
                   "tokens, values per token of 32 channels",
                   "OScaR (arXiv 2605.19660)"},
@@ -305,7 +315,16 @@ std::vector<Family> make_families() {
 }
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all = make_families();
+  static const std::vector<Family> all = [] {
+    std::vector<Family> made = make_families();
+    for (Family& family : made) {
+      const std::string allowed = " " + family.members.front().allowed + " ";
+      for (const auto& [word, shown] : kOptionTexts) {
+        if (allowed.find(fmt::format(" {} ", word)) != std::string::npos) family.info.pattern += shown;
+      }
+    }
+    return made;
+  }();
   return all;
 }
 

@@ -1,4 +1,4 @@
-// The tables of formats/spec/online-values.md against the code.
+// The tables of formats/spec/online-values.md and schemes.md against the code.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -60,6 +60,16 @@ TEST(OnlineValuesPage, WorkedExample) {
     EXPECT_EQ(normalise(x[column], scale, zero), number(row[3])) << column;  // outliers here equal the inlier ends
     EXPECT_EQ(token.codes[column], whole(row[4])) << column;
     EXPECT_EQ(back[column], number(row[5])) << column;
+  }
+}
+
+TEST(SchemesPage, PresetsAreWhatTheTableSays) {
+  const Rows rows =
+      spec_tables("schemes.md", SIZE_MAX, " ")["name text without sparse, codebook, weight and first tokens"];
+  ASSERT_GE(rows.size(), 20u);
+  for (const auto& row : rows) {
+    EXPECT_EQ(parse_scheme(row[0]), parse_scheme(row[1])) << row[0];
+    EXPECT_EQ(short_name(parse_scheme(row[1])), row[0]);
   }
 }
 
