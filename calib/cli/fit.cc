@@ -13,6 +13,7 @@
 #include "calib/cli/artifact_name.h"
 #include "calib/fit/fit.h"
 #include "calib/fit/parallel.h"
+#include "calib/fit/usage.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -30,6 +31,8 @@ using kvcc::Scheme;
 using kvcc::cli::Common;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
+
+static_assert(kvcc::kUsageBins == kvcc::kNormalisedBins, "the fit's histograms are the artifact's");
 
 constexpr float kStatedBound = 1e-4f;  // on the gap to the optimum; more than this is told
 
@@ -107,6 +110,15 @@ void append_layer(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
   append(to.stats.first_token_share, fit.first_token_share);
   append(to.stats.fit_gap_bound, fit.fit_gap_bound);
   append(to.stats.distinct, fit.distinct);
+  append(to.stats.histogram, fit.histogram);
+  append(to.stats.code_use, fit.code_use);
+  append(to.stats.held_out_outliers, fit.held_out_outliers);
+  append(to.stats.drift, fit.drift);
+  append(to.stats.sample_share, fit.sample_share);
+  append(to.stats.token_share, fit.token_share);
+  append(to.stats.heaviest_sample, fit.heaviest_sample);
+  append(to.stats.token_sample, fit.token_sample);
+  append(to.stats.token_position, fit.token_position);
 }
 
 float greatest(const std::vector<float>& values) {

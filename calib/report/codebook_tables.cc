@@ -14,6 +14,23 @@ namespace {
 
 using nlohmann::ordered_json;
 
+ordered_json number_json(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(); }
+
+ordered_json array_json(const std::vector<float>& values) {
+  ordered_json list = ordered_json::array();
+  for (const float value : values) list.push_back(number_json(value));
+  return list;
+}
+
+ordered_json channels_json(const ChannelReport& channels) {
+  ordered_json document = ordered_json::object();
+  for (const ChannelColumn& column : channel_columns()) {
+    const std::vector<float>& values = channels.*column.values;
+    if (!values.empty()) document[column.name] = array_json(values);
+  }
+  return document;
+}
+
 ordered_json head_json(const HeadReport& head) {
   ordered_json document;
   document["head"] = head.head;
@@ -23,15 +40,32 @@ ordered_json head_json(const HeadReport& head) {
     const std::string name = column.name;
     if (column.value == nullptr || name == "layer" || name == "head" || name == "bits") continue;
     const double value = column.value(head);
-    // Counts are whole numbers; NaN (no such statistic) and infinity become null.
-    if (name == "distinct" || name == "constant_channels") {
+    if (column.whole) {
       document[name] = value < 0 ? ordered_json() : ordered_json(static_cast<int64_t>(value));
     } else {
-      document[name] = std::isfinite(value) ? ordered_json(value) : ordered_json();
+      document[name] = number_json(value);
     }
   }
+  if (!head.histogram.empty()) document["histogram"] = array_json(head.histogram);
+  if (!head.code_use.empty()) document["code_use"] = array_json(head.code_use);
+  document["channels"] = channels_json(head.channels);
   document["flags"] = head.flags;
   return document;
+}
+
+ordered_json warnings_json(const ReportData& data) {
+  ordered_json list = ordered_json::array();
+  for (const Warning& warning : data.warnings) {
+    ordered_json entry = {
+        {"name", warning.name}, {"where", warning.where}, {"cause", warning.cause}, {"cure", warning.cure}};
+    entry["heads"] = ordered_json::array();
+    for (const size_t i : warning.heads) {
+      const HeadReport& head = data.heads[i];
+      entry["heads"].push_back({{"layer", head.layer}, {"kind", head.kind}, {"head", head.head}});
+    }
+    list.push_back(std::move(entry));
+  }
+  return list;
 }
 
 ordered_json provenance_json(const Provenance& provenance) {
@@ -45,6 +79,7 @@ ordered_json provenance_json(const Provenance& provenance) {
           {"seqlen", provenance.seqlen},
           {"seed", provenance.seed},
           {"tokens", provenance.tokens},
+          {"samples_asked", std::max(provenance.samples, provenance.samples_asked)},
           {"activations_sha256", provenance.activations_sha256},
           {"date", provenance.date}};
 }
@@ -61,6 +96,26 @@ ordered_json effective_bits_json(const Codebook& codebook) {
 }
 
 }  // namespace
+
+std::span<const ChannelColumn> channel_columns() {
+  using C = ChannelReport;
+  static constexpr ChannelColumn kAll[] = {
+      {"min", "element", &C::min},
+      {"max", "element", &C::max},
+      {"mean", "element", &C::mean},
+      {"deviation", "element", &C::deviation},
+      {"fisher", "(nat/element)^2", &C::fisher},
+      {"scale", "element", &C::scale},
+      {"zero", "element", &C::zero},
+      {"threshold_lower", "element", &C::threshold_lower},
+      {"threshold_upper", "element", &C::threshold_upper},
+      {"range_min", "element", &C::range_min},
+      {"range_max", "element", &C::range_max},
+      {"rotated_min", "element", &C::rotated_min},
+      {"rotated_max", "element", &C::rotated_max},
+  };
+  return kAll;
+}
 
 std::vector<std::vector<std::string>> head_table(const std::vector<HeadReport>& heads) {
   std::vector<std::vector<std::string>> rows(1);
@@ -115,7 +170,8 @@ std::vector<std::vector<std::string>> layer_table(const std::vector<HeadReport>&
   return rows;
 }
 
-ordered_json codebook_json(const Codebook& codebook, const std::vector<HeadReport>& heads) {
+ordered_json codebook_json(const ReportData& data, const std::vector<HeadReport>& heads) {
+  const Codebook& codebook = data.codebook;
   ordered_json document;
   document["kind"] = "codebook";
   document["format_version"] = codebook.format_version;
@@ -126,6 +182,8 @@ ordered_json codebook_json(const Codebook& codebook, const std::vector<HeadRepor
   document["nominal_bits"] = nominal_bits(codebook.scheme);
   document["effective_bits"] = effective_bits_json(codebook);
   document["provenance"] = provenance_json(codebook.provenance);
+  document["warnings"] = warnings_json(data);
+  document["histogram_edges"] = {normalised_edge(0), normalised_edge(kNormalisedBins)};
   // Rows may be sorted over layers; the document is by layer, and in the rows' order within it.
   ordered_json layers = ordered_json::array();
   std::map<int, size_t> index;

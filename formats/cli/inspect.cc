@@ -41,7 +41,7 @@ void print_legend(const std::vector<kvcc::HeadReport>& heads) {
   fmt::print("\noutl.: share stored exactly; wsse: sum of Fisher x squared error; dB: signal to error\n");
   std::set<std::string> flags;
   for (const kvcc::HeadReport& head : heads) flags.insert(head.flags.begin(), head.flags.end());
-  for (const std::string& flag : flags) fmt::print("{}: {}\n", flag, kvcc::flag_meaning(flag));
+  for (const std::string& flag : flags) fmt::print("{}: {}\n", flag, kvcc::warning_meaning(flag));
 }
 
 void print_model(const kvcc::ModelInfo& model) {
@@ -55,9 +55,10 @@ void print_model(const kvcc::ModelInfo& model) {
 }
 
 int inspect_codebook(const Options& options, const Common& common) {
-  const kvcc::Codebook codebook = kvcc::read_codebook(options.path);
-  const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(kvcc::head_reports(codebook), options.filter);
-  const ordered_json document = kvcc::codebook_json(codebook, heads);
+  const kvcc::ReportData data = kvcc::report_data(kvcc::read_codebook(options.path));
+  const kvcc::Codebook& codebook = data.codebook;
+  const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(data.heads, options.filter);
+  const ordered_json document = kvcc::codebook_json(data, heads);
   if (common.json) {
     ordered_json whole;
     whole["path"] = options.path;
