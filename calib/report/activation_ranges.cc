@@ -1,13 +1,10 @@
-#include <fmt/format.h>
+#include "calib/report/activation_ranges.h"
 
 #include <algorithm>
-#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "calib/fit/parallel.h"
-#include "calib/report/report_data.h"
 #include "formats/core/error.h"
-#include "kernels/host/rope_table.h"
 
 namespace kvcc {
 namespace {
@@ -63,52 +60,57 @@ void append(std::vector<float>& to, const std::vector<float>& from) { to.insert(
 
 }  // namespace
 
-ActivationRanges read_activation_ranges(const ActivationsReader& reader, int threads,
-                                        const std::function<void()>& progress) {
-  const ActivationsSettings& settings = reader.settings();
-  const CacheShape& shape = settings.model.shape;
-  const host::RopeTables tables = tables_of(settings);
+RangeReader::RangeReader(const ActivationsReader& reader) : settings_(reader.settings()) {
+  out_.layer_index = settings_.layer_index;
+  out_.heads = settings_.model.shape.kv_heads;
+  out_.dim = settings_.model.shape.head_dim;
+  out_.value_dim = settings_.model.shape.value_head_dim;
+  out_.content_sha256 = reader.content_sha256();
+  tables_ = tables_of(settings_);
+}
+
+void RangeReader::add_layer(const LayerData& data, int threads) {
+  const CacheShape& shape = settings_.model.shape;
   const auto keys = static_cast<size_t>(shape.kv_heads) * shape.head_dim;
   const auto values = static_cast<size_t>(shape.kv_heads) * shape.value_head_dim;
-  std::vector<LayerExtents> layers(static_cast<size_t>(shape.layers));
-  std::mutex mutex;
-  parallel_for(shape.layers, threads, [&](int layer) {
-    LayerExtents& extents = layers[static_cast<size_t>(layer)];
-    for (int sample = 0; sample < settings.samples; ++sample) {
-      const Shard shard = reader.read(sample, layer);
-      const auto tokens = static_cast<size_t>(settings.seqlen);
-      if (shard.key.size() != tokens * keys || shard.value.size() != tokens * values) {
-        throw bad_input(reader.shard_file(sample, layer),
-                        fmt::format("{} keys and {} values", shard.key.size(), shard.value.size()),
-                        fmt::format("{} and {}", tokens * keys, tokens * values));
-      }
-      std::vector<float> row(keys);
-      for (size_t t = 0; t < tokens; ++t) {
-        extents.key.add(shard.key.data() + t * keys, keys);
-        extents.value.add(shard.value.data() + t * values, values);
-        std::copy_n(shard.key.begin() + static_cast<long>(t * keys), keys, row.begin());
-        rotate(row, shape.kv_heads, shape.head_dim, settings.model.rope, tables, static_cast<int64_t>(t));
-        extents.rotated.add(row.data(), keys);
-      }
-      const std::lock_guard lock(mutex);
-      if (progress) progress();
+  const auto tokens = static_cast<size_t>(settings_.seqlen);
+  std::vector<LayerExtents> parts(data.key.size() / (keys * tokens));  // of each sample
+  parallel_for(static_cast<int>(parts.size()), threads, [&](int sample) {
+    LayerExtents& part = parts[static_cast<size_t>(sample)];
+    std::vector<float> row(keys);
+    for (size_t t = 0; t < tokens; ++t) {
+      const size_t at = static_cast<size_t>(sample) * tokens + t;
+      part.key.add(data.key.data() + at * keys, keys);
+      part.value.add(data.value.data() + at * values, values);
+      std::copy_n(data.key.begin() + static_cast<long>(at * keys), keys, row.begin());
+      rotate(row, shape.kv_heads, shape.head_dim, settings_.model.rope, tables_, static_cast<int64_t>(t));
+      part.rotated.add(row.data(), keys);
     }
   });
-  ActivationRanges out;
-  out.layer_index = settings.layer_index;
-  out.heads = shape.kv_heads;
-  out.dim = shape.head_dim;
-  out.value_dim = shape.value_head_dim;
-  out.content_sha256 = reader.content_sha256();
-  for (const LayerExtents& layer : layers) {
-    append(out.key_min, layer.key.least);
-    append(out.key_max, layer.key.greatest);
-    append(out.rotated_min, layer.rotated.least);
-    append(out.rotated_max, layer.rotated.greatest);
-    append(out.value_min, layer.value.least);
-    append(out.value_max, layer.value.greatest);
+  LayerExtents& all = parts.front();
+  for (size_t i = 1; i < parts.size(); ++i) {
+    for (auto extent : {&LayerExtents::key, &LayerExtents::rotated, &LayerExtents::value}) {
+      (all.*extent).add((parts[i].*extent).least.data(), (parts[i].*extent).least.size());
+      (all.*extent).add((parts[i].*extent).greatest.data(), (parts[i].*extent).greatest.size());
+    }
   }
-  return out;
+  append(out_.key_min, all.key.least);
+  append(out_.key_max, all.key.greatest);
+  append(out_.rotated_min, all.rotated.least);
+  append(out_.rotated_max, all.rotated.greatest);
+  append(out_.value_min, all.value.least);
+  append(out_.value_max, all.value.greatest);
+}
+
+ActivationRanges read_activation_ranges(const ActivationsReader& reader, int threads,
+                                        const std::function<void()>& progress) {
+  RangeReader ranges(reader);
+  for (int layer = 0; layer < reader.settings().model.shape.layers; ++layer) {
+    check_interrupt();
+    ranges.add_layer(read_layer(reader, layer, reader.settings().samples, threads), threads);
+    if (progress) progress();
+  }
+  return ranges.result();
 }
 
 }  // namespace kvcc

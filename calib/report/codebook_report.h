@@ -1,6 +1,7 @@
 // What a codebook artifact says about itself, as rows and as JSON: for kvcc inspect and kvcc calibrate.
 #pragma once
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -9,6 +10,7 @@
 
 #include "calib/report/report_data.h"
 #include "calib/report/warnings.h"
+#include "formats/core/effective_bits.h"
 
 namespace kvcc {
 
@@ -41,11 +43,33 @@ struct HeadFilter {
 
 std::vector<HeadReport> select_heads(std::vector<HeadReport> heads, const HeadFilter& filter);
 
-/// First row: the columns' names.
-std::vector<std::vector<std::string>> head_table(const std::vector<HeadReport>& heads);
-/// One row a layer: means and extremes over its heads, key beside value.
-std::vector<std::vector<std::string>> layer_table(const std::vector<HeadReport>& heads);
+/// One kind's heads of one layer, together.
+struct KindSum {
+  double reach = 0;             ///< greatest magnitude, unit of the elements
+  double outlier_fraction = 0;  ///< mean
+  double fisher_mass = 0;       ///< sum
+  double weighted_sse = 0;      ///< sum
+  double sqnr_db = 0;           ///< mean
+  int heads = 0;                ///< 0: none of the kind
+};
+struct LayerSums {
+  KindSum kinds[2];  ///< keys, values
+  int flagged = 0;   ///< heads with warnings
+};
+/// By the model's number of the layer. A number is NaN where a head does not have it.
+std::map<int, LayerSums> layer_sums(const std::vector<HeadReport>& heads);
 
+/// Effective bits at some contexts, with the outliers that were measured.
+struct ContextBits {
+  int64_t context = 0;  ///< tokens
+  EffectiveBits bits;
+};
+std::vector<ContextBits> context_bits(const Codebook& codebook);
+
+/// Warnings with the heads that they concern.
+nlohmann::ordered_json warnings_json(const ReportData& data);
+/// Heads by layer, each in the order given: "layer", "summary", "key", "value".
+nlohmann::ordered_json layers_json(const std::vector<HeadReport>& heads);
 /// The document of CLI.md, without schema_version: kind, format_version, model, scheme, provenance, warnings, layers,
 /// the latter of `heads` alone.
 nlohmann::ordered_json codebook_json(const ReportData& data, const std::vector<HeadReport>& heads);

@@ -75,7 +75,7 @@ struct ActivationRanges {
 };
 
 /// Reads all shards, with `threads` threads. A key at position p of its sample is turned as the model turns it there.
-/// `progress` is called once a shard and may be empty. Throws Error(bad_input).
+/// `progress` is called once a layer and may be empty. Throws Error(bad_input).
 ActivationRanges read_activation_ranges(const ActivationsReader& reader, int threads,
                                         const std::function<void()>& progress = {});
 
@@ -90,5 +90,11 @@ struct ReportData {
 /// naming `ranges_place` when they are of another geometry.
 ReportData report_data(Codebook codebook, const ActivationRanges* ranges = nullptr,
                        const std::string& ranges_place = "");
+
+/// The statistics of the first `samples` samples of an activations folder that need no codebook, with ranges before and
+/// after RoPE; heads have no levels, and the codebook's scheme is fp. `progress` is called once a layer and may be
+/// empty. Throws Error(bad_input).
+ReportData activations_report(const ActivationsReader& reader, int64_t samples, int threads,
+                              const std::function<void()>& progress = {});
 
 }  // namespace kvcc

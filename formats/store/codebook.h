@@ -21,11 +21,11 @@ struct Provenance {
   std::string bos;  ///< policy: "on" or "off"
   int64_t samples = 0, seqlen = 0, seed = 0;
   int64_t tokens = 0;                ///< tokens seen
-  int64_t samples_asked = 0;         ///< that collect was asked for, where it got fewer; 0 otherwise
   std::string activations_sha256;    ///< of the activations' manifest content that was fitted
   std::string date;                  ///< "" unless asked for
   std::string parent_sha256, shard;  ///< of a rank's part: the whole artifact's content_sha256, and "0/2"; "" otherwise
   std::string sources_json;          ///< of merged activations: a JSON list of the runs (sources_json()); "" otherwise
+  int64_t samples_asked = 0;         ///< of collect, where it got fewer; 0 otherwise
 };
 
 /// Histograms of normalised elements have this many bins of equal width over [-2, 2]; the first and the last also hold

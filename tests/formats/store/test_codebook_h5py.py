@@ -201,9 +201,9 @@ def test_activations_are_the_specs(tmp_path):
         make("activations", folder, dtype)
         manifest = json.loads((folder / "manifest.json").read_text())
         page = tables("activations.md")
-        # left_out is there only when a sample was, and the last three where runs were merged.
+        # left_out and samples_asked are there only when samples were, and the last three where runs were merged.
         merged = ["sources", "sample_source", "sample_number"]
-        assert [row[0] for row in page[MEMBERS]] == [*manifest, "left_out", *manifest["settings"], *merged]
+        assert [row[0] for row in page[MEMBERS]] == [*manifest, "left_out", "samples_asked", *manifest["settings"], *merged]
         for name, entry in manifest["shards"].items():
             data = (folder / name).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
