@@ -245,14 +245,13 @@ class Parser {
   void parse_tensor(const std::string& path, const TensorScheme& scheme, int dim, TensorCodebooks& tensor) {
     const CacheShape& shape = out_.codebook.model.shape;
     const std::vector<int64_t> head = {shape.layers, shape.kv_heads};
-    std::vector<int64_t> channel = head, bin = head;
+    std::vector<int64_t> channel = head, bin = head, code = head;
     channel.push_back(dim);
     bin.push_back(kNormalisedBins);
+    code.push_back(-1);
     const bool offline = scheme.axis == Axis::channel;
     for (const CodebookField& field : tensor_fields()) {
       const std::string axes = field.axes;
-      std::vector<int64_t> code = head;
-      code.push_back(field.need == Need::always ? -1 : tensor.codes);  // the codebook, which comes first, says how many
       const auto& expected = axes.ends_with("channel") ? channel
                              : axes.ends_with("code")  ? code
                              : axes.ends_with("bin")   ? bin

@@ -1,4 +1,6 @@
 """The dispatcher and the programs that read kvcc's files, as users run them."""
+import csv
+import io
 import json
 import os
 import re
