@@ -66,7 +66,11 @@ RangeReader::RangeReader(const ActivationsReader& reader) : settings_(reader.set
   out_.dim = settings_.model.shape.head_dim;
   out_.value_dim = settings_.model.shape.value_head_dim;
   out_.content_sha256 = reader.content_sha256();
-  tables_ = tables_of(settings_);
+  try {
+    tables_ = tables_of(settings_);
+  } catch (const Error& error) {  // a rule of scaling that lacks a parameter: all but the turned keys can be told
+    out_.rotated_problem = error.what();
+  }
 }
 
 void RangeReader::add_layer(const LayerData& data, int threads) {
@@ -83,6 +87,7 @@ void RangeReader::add_layer(const LayerData& data, int threads) {
       part.key.add(data.key.data() + at * keys, keys);
       part.value.add(data.value.data() + at * values, values);
       std::copy_n(data.key.begin() + static_cast<long>(at * keys), keys, row.begin());
+      if (!out_.rotated_problem.empty()) continue;
       rotate(row, shape.kv_heads, shape.head_dim, settings_.model.rope, tables_, static_cast<int64_t>(t));
       part.rotated.add(row.data(), keys);
     }

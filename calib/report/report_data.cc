@@ -121,7 +121,8 @@ void add_ranges(const Codebook& codebook, const ActivationRanges& ranges, const 
                     fmt::format("{} layers, {} heads, head dims {} and {}, as the artifact has", shape.layers,
                                 shape.kv_heads, shape.head_dim, shape.value_head_dim));
   }
-  data.has_rotated = true;
+  data.has_rotated = ranges.rotated_problem.empty();
+  data.rotated_problem = ranges.rotated_problem;
   for (size_t i = 0; i < data.heads.size(); ++i) {
     const auto heads = static_cast<size_t>(shape.kv_heads);
     const size_t layer = i / (2 * heads), head = layer * heads + i % heads;

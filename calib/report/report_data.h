@@ -69,9 +69,10 @@ struct Warning {
 struct ActivationRanges {
   std::vector<int> layer_index;  ///< [L]
   int heads = 0, dim = 0, value_dim = 0;
-  std::string content_sha256;  ///< of the folder
-  std::vector<float> key_min, key_max, rotated_min, rotated_max;
+  std::string content_sha256;                                     ///< of the folder
+  std::vector<float> key_min, key_max, rotated_min, rotated_max;  ///< rotated: empty with a rotated_problem
   std::vector<float> value_min, value_max;
+  std::string rotated_problem;  ///< why keys could not be turned; "" otherwise
 };
 
 /// Reads all shards, with `threads` threads. A key at position p of its sample is turned as the model turns it there.
@@ -83,7 +84,8 @@ struct ReportData {
   Codebook codebook;
   std::vector<HeadReport> heads;  ///< by layer, kind (keys first) and head
   std::vector<Warning> warnings;
-  bool has_rotated = false;  ///< activations were given: channels.rotated_* of keys are there
+  bool has_rotated = false;     ///< channels.rotated_* of keys are there
+  std::string rotated_problem;  ///< why they are not though activations were given; "" otherwise
 };
 
 /// Everything about an artifact. With `ranges` also the channels' ranges in those activations; throws Error(bad_input)

@@ -1,5 +1,6 @@
 // kvcc inspect: what a file of kvcc holds.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -48,6 +49,9 @@ void print_line(const char* label, const std::string& text, const kvcc::TextStyl
   fmt::print("{}", kvcc::folded(label, kvcc::printable(text, style), kLabel, style));
 }
 
+/// In one piece, however long, so that it can be copied.
+void print_path(const std::string& path) { fmt::print("{}\n", kvcc::printable(path, {.unicode = true})); }
+
 void print_model(const kvcc::ModelInfo& model, const kvcc::TextStyle& style) {
   const kvcc::CacheShape& shape = model.shape;
   print_line("model",
@@ -89,6 +93,7 @@ kvcc::ReportData read_report(const Options& options, const Common& common) {
                                common.quiet);
   const kvcc::ActivationRanges ranges =
       kvcc::read_activation_ranges(reader, common.threads, [&] { progress.advance(); });
+  if (!ranges.rotated_problem.empty()) spdlog::warn("no ranges after RoPE: {}", ranges.rotated_problem);
   return kvcc::report_data(std::move(codebook), &ranges, options.activations);
 }
 
@@ -111,10 +116,11 @@ int inspect_codebook(const Options& options, const Common& common) {
   }
   const kvcc::TextStyle style = text_style();
   const kvcc::Provenance& from = codebook.provenance;
-  print_line("file",
-             fmt::format("{}: codebook, format {}, {}", options.path, codebook.format_version,
-                         kvcc::human_bytes(fs::file_size(options.path))),
-             style);
+  print_path(options.path);
+  print_line(
+      "file",
+      fmt::format("codebook, format {}, {}", codebook.format_version, kvcc::human_bytes(fs::file_size(options.path))),
+      style);
   print_line("content", codebook.content_sha256, style);
   print_model(codebook.model, style);
   print_line("scheme", kvcc::short_name(codebook.scheme), style);
@@ -167,6 +173,7 @@ int inspect_activations(const Options& options, const Common& common) {
     kvcc::cli::Progress progress("read", static_cast<uint64_t>(settings.model.shape.layers), common.quiet);
     data = kvcc::activations_report(reader, samples, common.threads, [&] { progress.advance(); });
   }
+  if (!data.rotated_problem.empty()) spdlog::warn("no ranges after RoPE: {}", data.rotated_problem);
   const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(data.heads, options.filter);
   if (options.csv) {
     fmt::print("{}", kvcc::heads_csv(heads));
@@ -200,10 +207,9 @@ int inspect_activations(const Options& options, const Common& common) {
     return 0;
   }
   const kvcc::TextStyle style = text_style();
-  print_line(
-      "folder",
-      fmt::format("{}: activations, {} shards, {}", options.path, reader.shards().size(), kvcc::human_bytes(bytes)),
-      style);
+  print_path(options.path);
+  print_line("folder", fmt::format("activations, {} shards, {}", reader.shards().size(), kvcc::human_bytes(bytes)),
+             style);
   print_line("content", reader.content_sha256(), style);
   print_model(settings.model, style);
   print_line(

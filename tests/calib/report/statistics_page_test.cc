@@ -131,7 +131,8 @@ TEST(StatisticsPage, HasEveryWarning) {
 TEST(StatisticsPage, HasEveryStatisticOfTheArtifact) {
   std::ifstream file(std::string(KVCC_SOURCE_DIR) + "/formats/spec/statistics.md");
   const std::string page{std::istreambuf_iterator<char>(file), {}};
-  for (const auto& row : spec_tables("codebook.md", 1, "").at("path")) {
+  const Rows rows = spec_tables("codebook.md", 1, "").at("path");
+  for (const auto& row : rows) {
     const size_t at = row.at(0).find("stats/");
     if (at == std::string::npos) continue;
     EXPECT_NE(page.find(bare(row.at(0).substr(at))), std::string::npos) << row.at(0);
