@@ -92,6 +92,7 @@ class Collection {
     settings_.model = kvcc::model_info(files_);
     settings_.decoder_json = kvcc::decoder_json(files_.config);
     settings_.samples = static_cast<int64_t>(samples_.ids.size());
+    if (!samples_.ids.empty() && o_.samples > settings_.samples) settings_.samples_asked = o_.samples;
     settings_.seqlen = samples_.ids.empty() ? o_.seqlen : static_cast<int64_t>(samples_.ids[0].size());
     settings_.seed = o_.seed;
     settings_.acts_dtype = o_.acts_dtype;

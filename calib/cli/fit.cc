@@ -12,8 +12,11 @@
 
 #include "calib/cli/artifact_name.h"
 #include "calib/fit/fit.h"
-#include "calib/fit/parallel.h"
+#include "calib/fit/usage.h"
+#include "calib/report/explain.h"
+#include "calib/report/layer_data.h"
 #include "formats/cli/program.h"
+#include "formats/cli/terminal.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/text.h"
@@ -31,12 +34,17 @@ using kvcc::cli::Common;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
+static_assert(kvcc::kUsageBins == kvcc::kNormalisedBins, "the fit's histograms are the artifact's");
+
 constexpr float kStatedBound = 1e-4f;  // on the gap to the optimum; more than this is told
 
 struct Options {
   std::string activations, output;
   std::vector<std::string> schemes;
   bool explain = false;
+  int layer = -1, head = -1;  ///< of the head to explain; -1: none
+  std::string kind;           ///< "", "key" or "value"
+  bool explains_head() const { return layer >= 0 || head >= 0 || !kind.empty(); }
 };
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -49,39 +57,6 @@ struct Job {
   Codebook codebook;
   double seconds = 0;  ///< its share of the fit that all schemes have in common
 };
-
-/// One layer's shards of all samples, joined.
-struct LayerData {
-  std::vector<float> key, key_grad, value, value_grad;
-};
-
-LayerData read_layer(const kvcc::ActivationsReader& reader, int layer, int threads) {
-  const kvcc::ActivationsSettings& settings = reader.settings();
-  const kvcc::CacheShape& shape = settings.model.shape;
-  const size_t keys = static_cast<size_t>(settings.seqlen) * shape.kv_heads * shape.head_dim;
-  const size_t values = static_cast<size_t>(settings.seqlen) * shape.kv_heads * shape.value_head_dim;
-  LayerData data;
-  data.key.resize(keys * settings.samples);
-  data.value.resize(values * settings.samples);
-  if (settings.fisher) data.key_grad.resize(data.key.size());
-  if (settings.fisher) data.value_grad.resize(data.value.size());
-  kvcc::parallel_for(static_cast<int>(settings.samples), threads, [&](int sample) {
-    const kvcc::Shard shard = reader.read(sample, layer);
-    const auto place = [&](const std::vector<float>& from, std::vector<float>& to, size_t size, const char* name) {
-      if (from.size() != size) {
-        throw kvcc::bad_input(fmt::format("sample {}, layer {}, {}", sample, settings.layer_index[layer], name),
-                              fmt::format("{} values", from.size()), fmt::format("{}", size));
-      }
-      std::copy(from.begin(), from.end(), to.begin() + static_cast<int64_t>(sample * size));
-    };
-    place(shard.key, data.key, keys, "key");
-    place(shard.value, data.value, values, "value");
-    if (!settings.fisher) return;
-    place(shard.key_grad, data.key_grad, keys, "key_grad");
-    place(shard.value_grad, data.value_grad, values, "value_grad");
-  });
-  return data;
-}
 
 template <typename T>
 void append(std::vector<T>& to, const std::vector<T>& from) {
@@ -107,6 +82,15 @@ void append_layer(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
   append(to.stats.first_token_share, fit.first_token_share);
   append(to.stats.fit_gap_bound, fit.fit_gap_bound);
   append(to.stats.distinct, fit.distinct);
+  append(to.stats.histogram, fit.histogram);
+  append(to.stats.code_use, fit.code_use);
+  append(to.stats.held_out_outliers, fit.held_out_outliers);
+  append(to.stats.drift, fit.drift);
+  append(to.stats.sample_share, fit.sample_share);
+  append(to.stats.token_share, fit.token_share);
+  append(to.stats.heaviest_sample, fit.heaviest_sample);
+  append(to.stats.token_sample, fit.token_sample);
+  append(to.stats.token_position, fit.token_position);
 }
 
 float greatest(const std::vector<float>& values) {
@@ -195,6 +179,10 @@ class Fit {
   }
 
   int run() {
+    if (options_.explains_head()) {
+      explain_head();
+      return 0;
+    }
     for (Job& job : jobs_) job.skipped = is_done(job);
     if (options_.explain) {
       for (const Job& job : jobs_) fmt::print(common_.json ? stderr : stdout, "{}", explanation(job.scheme));
@@ -215,6 +203,37 @@ class Fit {
   const kvcc::ActivationsSettings& settings_;
   std::vector<Job> jobs_;
   double fit_seconds_ = 0, wait_seconds_ = 0;
+
+  /// Errors of the candidates for one head; writes nothing.
+  void explain_head() const {
+    const auto found = std::find(settings_.layer_index.begin(), settings_.layer_index.end(), options_.layer);
+    if (found == settings_.layer_index.end()) {
+      throw Error(ErrorKind::usage, fmt::format("--layer {}", options_.layer), "not in the activations",
+                  fmt::format("one of {} to {}", settings_.layer_index.front(), settings_.layer_index.back()));
+    }
+    const auto layer = static_cast<int>(found - settings_.layer_index.begin());
+    const kvcc::LayerData data = kvcc::read_layer(reader_, layer, settings_.samples, common_.threads);
+    const kvcc::CacheShape& shape = settings_.model.shape;
+    const kvcc::LayerActivations activations{settings_.samples,    settings_.seqlen, shape.kv_heads, shape.head_dim,
+                                             shape.value_head_dim, data.key,         data.key_grad,  data.value,
+                                             data.value_grad,      options_.layer};
+    Json document{{"activations", options_.activations}, {"layer", options_.layer}, {"head", options_.head}};
+    document["schemes"] = Json::array();
+    for (const Job& job : jobs_) {
+      const std::vector<kvcc::Candidate> candidates =
+          kvcc::explain_head(activations, job.scheme, options_.head, options_.kind, common_.threads);
+      if (common_.json) {
+        document["schemes"].push_back({{"scheme", short_name(job.scheme)},
+                                       {"scheme_text", to_string(job.scheme)},
+                                       {"candidates", kvcc::explain_json(candidates)}});
+        continue;
+      }
+      const kvcc::TextStyle style{kvcc::cli::stdout_columns(), kvcc::cli::shows_unicode(), kvcc::cli::shows_colors()};
+      fmt::print("{}: layer {} head {}\n{}", short_name(job.scheme), options_.layer, options_.head,
+                 kvcc::explain_text(candidates, style));
+    }
+    if (common_.json) kvcc::cli::print_json(document);
+  }
 
   /// Whether --resume may keep the artifact that is there.
   bool is_done(Job& job) const {
@@ -294,6 +313,7 @@ class Fit {
     from.seqlen = settings_.seqlen;
     from.seed = settings_.seed;
     from.tokens = settings_.samples * settings_.seqlen;
+    if (settings_.samples_asked > settings_.samples) from.samples_asked = settings_.samples_asked;
     from.activations_sha256 = reader_.content_sha256();
     from.sources_json = kvcc::sources_json(settings_);
     return book;
@@ -314,15 +334,17 @@ class Fit {
     const kvcc::CacheShape& shape = settings_.model.shape;
     const int threads = common_.threads;
     const auto start_reading = [&](int layer) {
-      return std::async(std::launch::async, [this, layer, threads] { return read_layer(reader_, layer, threads); });
+      return std::async(std::launch::async, [this, layer, threads] {
+        return kvcc::read_layer(reader_, layer, settings_.samples, threads);
+      });
     };
     {
       kvcc::cli::Progress progress("fit", layers(), common_.quiet);
-      std::future<LayerData> next = start_reading(0);
+      std::future<kvcc::LayerData> next = start_reading(0);
       for (int layer = 0; layer < layers(); ++layer) {
         kvcc::check_interrupt();
         const Clock::time_point waiting = Clock::now();
-        const LayerData data = next.get();
+        const kvcc::LayerData data = next.get();
         wait_seconds_ += seconds_since(waiting);
         if (layer + 1 < layers()) next = start_reading(layer + 1);
         const Clock::time_point start = Clock::now();
@@ -418,11 +440,26 @@ int main(int argc, char** argv) {
                    "Scheme to fit, may be repeated: the activations are read once ('kvcc schemes' lists presets)")
         ->required();
     app.add_option("-o,--output", options.output,
-                   "Artifact NAME.kvcb; with several schemes NAME, which gives NAME.SCHEME.kvcb")
-        ->required();
-    app.add_flag("--explain", options.explain, "Say in words what each scheme has fitted, and how");
+                   "Artifact NAME.kvcb; with several schemes NAME, which gives NAME.SCHEME.kvcb");
+    CLI::Option* explain =
+        app.add_flag("--explain", options.explain,
+                     "Say in words what each scheme has fitted, and how; with --layer and --head instead of fitting: "
+                     "the error of int, nf and k-means levels, with and without Fisher weights, per layer and per "
+                     "head, with and without outliers");
+    const CLI::Validator number = CLI::Range(0, 1 << 20).description("");
+    CLI::Option* layer = app.add_option("--layer", options.layer, "Layer to explain, by the model's number");
+    CLI::Option* head = app.add_option("--head", options.head, "KV head to explain");
+    layer->check(number)->needs(explain)->needs(head);
+    head->check(number)->needs(explain)->needs(layer);
+    app.add_option("--kind", options.kind, "Explain only key or value")
+        ->check(CLI::IsMember({"key", "value"}).description(""))
+        ->needs(layer);
   };
   return run(argc, argv, "fit", "Fit thresholds, scales and codebooks to activations; writes artifacts (.kvcb)",
-             kJson | kResume | kForce | kThreads | kDryRun, define,
-             [&](const Common& common) { return Fit(options, common).run(); });
+             kJson | kResume | kForce | kThreads | kDryRun, define, [&](const Common& common) {
+               if (options.output.empty() && !options.explains_head()) {
+                 throw Error(ErrorKind::usage, "-o", "missing", "a name for the artifact");
+               }
+               return Fit(options, common).run();
+             });
 }

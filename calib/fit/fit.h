@@ -35,6 +35,16 @@ struct TensorFit {
   std::vector<float> min, max, mean, variance, fisher;
   /// [H] Share of the Fisher mass on the first token of samples; 0 without gradients.
   std::vector<float> first_token_share;
+  // The rest is in formats/spec/statistics.md; empty where it is not measured.
+  /// [H, kUsageBins], [H, C] shares of the elements that the scheme quantises.
+  std::vector<float> histogram, code_use;
+  /// [H] Share outside thresholds that were fitted to the other half of the samples (of one sample: of its tokens).
+  std::vector<float> held_out_outliers;
+  /// [H] Without first tokens: root mean square over channels of the distance of the two halves' means, in deviations.
+  std::vector<float> drift;
+  /// [H] Of the Fisher mass without first tokens: the greatest share of a sample and of a token, and which they are.
+  std::vector<float> sample_share, token_share;
+  std::vector<uint32_t> heaviest_sample, token_sample, token_position;
 };
 struct LayerFit {
   TensorFit key, value;

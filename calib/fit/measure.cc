@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "calib/fit/tensor_fit.h"
+#include "calib/fit/usage.h"
 #include "formats/codec/clones.h"
 
 namespace kvcc {
@@ -36,15 +37,17 @@ void TensorFitter::measure(int plan, int64_t sample) {
   const std::string place = in_.name + ", sample " + std::to_string(sample);
   const bool sparse = asked.sparse > 0;
   std::vector<float> decoded(x.size());
+  const LevelTable levels = table(plan);
+  Usage usage(levels, in_.dim, norm.axis == Axis::channel && sparse);
   if (norm.axis == Axis::channel) {
-    ChannelQuantiser q{in_.heads, in_.dim, table(plan), norm.scale, norm.zero, {}, {}};
+    ChannelQuantiser q{in_.heads, in_.dim, levels, norm.scale, norm.zero, {}, {}};
     if (sparse) {
       q.threshold_lower = norm.lower;
       q.threshold_upper = norm.upper;
     }
     round_trip(q, x, decoded, 1, place);
   } else {
-    round_trip(TokenQuantiser{in_.heads, in_.dim, table(plan), norm.tail}, x, decoded, 1, place);
+    round_trip(TokenQuantiser{in_.heads, in_.dim, levels, norm.tail}, x, decoded, 1, place);
   }
   std::vector<double> weighted(n), error(n), energy(n);
   std::vector<int32_t> outliers(n);
@@ -53,11 +56,20 @@ void TensorFitter::measure(int plan, int64_t sample) {
     const float* g = in_.grad.empty() ? nullptr : in_.grad.data() + row * n;
     add_errors(x.data() + t * n, decoded.data() + t * n, g, n, weighted.data(), error.data(), energy.data());
     if (norm.axis == Axis::token) {
-      for (int i = 0; i < 2 * norm.tail; ++i) ++outliers[norm.columns[row * 2 * norm.tail + i]];
-    } else if (sparse) {
-      add_outside(x.data() + t * n, norm.lower.data(), norm.upper.data(), n, outliers.data());
+      const auto columns = std::span(norm.columns).subspan(row * 2 * norm.tail, 2 * norm.tail);
+      for (const uint16_t column : columns) ++outliers[column];
+      if (norm.token_scale[row] != 0) {
+        usage.add_token(x.data() + t * n, norm.token_scale[row], norm.token_zero[row], columns);
+      }
+    } else {
+      if (sparse) add_outside(x.data() + t * n, norm.lower.data(), norm.upper.data(), n, outliers.data());
+      const std::span<const float> none;
+      usage.add_channels(x.data() + t * n, norm.scale, norm.zero, sparse ? norm.lower : none,
+                         sparse ? norm.upper : none);
     }
   }
+  work.bins[sample] = usage.bins();
+  work.codes[sample] = usage.codes();
   for (int i = 0; i < n; ++i) {
     const size_t at = sample * in_.heads + i / in_.dim;
     work.weighted[at] += weighted[i];

@@ -22,7 +22,59 @@ struct Moments {
         sum(dim),
         squares(dim),
         fisher(dim) {}
+  void add(const Moments& other) {
+    for (size_t c = 0; c < least.size(); ++c) {
+      least[c] = std::min(least[c], other.least[c]);
+      greatest[c] = std::max(greatest[c], other.greatest[c]);
+      sum[c] += other.sum[c];
+      squares[c] += other.squares[c];
+      fisher[c] += other.fisher[c];
+    }
+  }
 };
+
+/// Root mean square over the channels that change of the distance of their means, in standard deviations of both parts
+/// together.
+double drift_of(const Moments& a, const Moments& b, int64_t rows_a, int64_t rows_b) {
+  if (rows_a == 0 || rows_b == 0) return 0;
+  const auto na = static_cast<double>(rows_a), nb = static_cast<double>(rows_b), n = na + nb;
+  double sum = 0;
+  int channels = 0;
+  for (size_t c = 0; c < a.least.size(); ++c) {
+    if (std::min(a.least[c], b.least[c]) == std::max(a.greatest[c], b.greatest[c])) continue;
+    const double mean = (a.sum[c] + b.sum[c]) / n, variance = (a.squares[c] + b.squares[c]) / n - mean * mean;
+    const double distance = a.sum[c] / na - b.sum[c] / nb;
+    // Of two parts, distance^2 <= n^2 / (na nb) variance: where rounding leaves less variance, that much is there.
+    const double least = distance * distance * na * nb / (n * n);
+    if (std::max(variance, least) <= 0) continue;
+    sum += distance * distance / std::max(variance, least);
+    ++channels;
+  }
+  return channels > 0 ? std::sqrt(sum / channels) : 0;
+}
+
+/// In eight partial sums, so that it goes fast.
+KVCC_CLONES double sum_of_squares(const float* g, int n) {
+  double part[8] = {};
+  int i = 0;
+  for (; i + 8 <= n; i += 8) {
+    for (int k = 0; k < 8; ++k) part[k] += static_cast<double>(g[i + k]) * g[i + k];
+  }
+  for (; i < n; ++i) part[0] += static_cast<double>(g[i]) * g[i];
+  return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
+
+/// Values of each part of `column` outside the quantiles of the other.
+int64_t outside_the_others(std::span<const float> column, size_t first_part, double sparse) {
+  const std::span<const float> parts[2] = {column.first(first_part), column.subspan(first_part)};
+  int64_t count = 0;
+  for (const int p : {0, 1}) {
+    const Ends ends = quantile_ends(parts[1 - p], sparse);
+    const auto lower = static_cast<float>(ends.lower), upper = static_cast<float>(ends.upper);
+    for (const float v : parts[p]) count += static_cast<int64_t>(v < lower) + static_cast<int64_t>(v > upper);
+  }
+  return count;
+}
 
 /// Adds a row; returns whether all of it is finite. `g` may be null.
 KVCC_CLONES bool add_row(Moments& m, const float* x, const float* g, const float* origin, int dim) {
@@ -49,14 +101,18 @@ KVCC_CLONES bool add_row(Moments& m, const float* x, const float* g, const float
 void TensorFitter::describe_head(int head) {
   const int dim = in_.dim, n = in_.row_size();
   const bool fisher = !in_.grad.empty();
-  Moments m(dim);
+  // First half without first tokens, second half, first tokens.
+  std::vector<Moments> parts(3, Moments(dim));
+  int64_t rows_of[3] = {};
   const float* origin = in_.x.data() + static_cast<size_t>(head) * dim;
   const std::vector<float> origins(origin, origin + dim);
   double first = 0;
   for (int64_t row = 0; row < in_.rows(); ++row) {
     const size_t at = row * n + static_cast<size_t>(head) * dim;
     const float *x = in_.x.data() + at, *g = fisher ? in_.grad.data() + at : nullptr;
-    if (!add_row(m, x, g, origins.data(), dim)) {
+    const int part = row % in_.seqlen == 0 ? 2 : (in_.in_first_half(row) ? 0 : 1);
+    ++rows_of[part];
+    if (!add_row(parts[part], x, g, origins.data(), dim)) {
       const int64_t bad_x = first_non_finite({x, static_cast<size_t>(dim)});
       const float* from = bad_x >= 0 ? x : g;
       const int64_t channel = bad_x >= 0 ? bad_x : first_non_finite({g, static_cast<size_t>(dim)});
@@ -71,6 +127,10 @@ void TensorFitter::describe_head(int head) {
       for (int c = 0; c < dim; ++c) first += static_cast<double>(g[c]) * g[c];
     }
   }
+  const double drift = drift_of(parts[0], parts[1], rows_of[0], rows_of[1]);
+  if (!stats_.drift.empty()) stats_.drift[head] = static_cast<float>(drift);
+  Moments& m = parts[0];
+  for (const int other : {1, 2}) m.add(parts[other]);
   const double rows = static_cast<double>(in_.rows());
   double mass = 0;
   for (int c = 0; c < dim; ++c) {
@@ -84,12 +144,45 @@ void TensorFitter::describe_head(int head) {
     mass += m.fisher[c];
   }
   stats_.first_token_share[head] = mass > 0 ? static_cast<float>(first / mass) : 0.0f;
+  if (!stats_.token_share.empty()) describe_mass(head);
+}
+
+/// The heaviest token and sample, first tokens left out.
+void TensorFitter::describe_mass(int head) {
+  double total = 0, most_token = 0, most_sample = 0;
+  int64_t token = 0, heaviest = 0;
+  for (int64_t sample = 0; sample < in_.samples; ++sample) {
+    double of_sample = 0;
+    for (int64_t row = sample * in_.seqlen + 1; row < (sample + 1) * in_.seqlen; ++row) {
+      const double mass = sum_of_squares(in_.grad.data() + row * in_.row_size() + head * in_.dim, in_.dim);
+      of_sample += mass;
+      if (mass > most_token) {
+        most_token = mass;
+        token = row;
+      }
+    }
+    total += of_sample;
+    if (of_sample > most_sample) {
+      most_sample = of_sample;
+      heaviest = sample;
+    }
+  }
+  if (total == 0) return;
+  stats_.sample_share[head] = static_cast<float>(most_sample / total);
+  stats_.token_share[head] = static_cast<float>(most_token / total);
+  stats_.heaviest_sample[head] = static_cast<uint32_t>(heaviest);
+  stats_.token_sample[head] = static_cast<uint32_t>(token / in_.seqlen);
+  stats_.token_position[head] = static_cast<uint32_t>(token % in_.seqlen);
 }
 
 void TensorFitter::normalise_channels(Normaliser& normaliser, int head) {
   constexpr int kTogether = 16;  // channels gathered in one pass: a cache line
   const int64_t rows = in_.rows() - (normaliser.first ? 0 : in_.samples);
   std::vector<float> columns(kTogether * rows);
+  int64_t first_half = 0, held_out = 0;
+  for (int64_t row = 0; row < in_.rows(); ++row) {
+    first_half += in_.in_first_half(row) && (normaliser.first || row % in_.seqlen != 0) ? 1 : 0;
+  }
   for (int begin = 0; begin < in_.dim; begin += kTogether) {
     const int width = std::min(kTogether, in_.dim - begin);
     int64_t out = 0;
@@ -100,7 +193,11 @@ void TensorFitter::normalise_channels(Normaliser& normaliser, int head) {
       ++out;
     }
     for (int c = 0; c < width; ++c) {
-      const Ends ends = quantile_ends({columns.data() + c * rows, static_cast<size_t>(rows)}, normaliser.sparse);
+      const std::span<const float> column(columns.data() + c * rows, static_cast<size_t>(rows));
+      const Ends ends = quantile_ends(column, normaliser.sparse);
+      if (!normaliser.held_out.empty()) {
+        held_out += outside_the_others(column, static_cast<size_t>(first_half), normaliser.sparse);
+      }
       const size_t at = static_cast<size_t>(head) * in_.dim + begin + c;
       normaliser.lower[at] = static_cast<float>(ends.lower);
       normaliser.upper[at] = static_cast<float>(ends.upper);
@@ -110,6 +207,8 @@ void TensorFitter::normalise_channels(Normaliser& normaliser, int head) {
       normaliser.zero[at] = static_cast<float>(0.5 * (upper + lower));
     }
   }
+  if (normaliser.held_out.empty()) return;
+  normaliser.held_out[head] = static_cast<float>(static_cast<double>(held_out) / static_cast<double>(rows * in_.dim));
 }
 
 void TensorFitter::normalise_tokens(Normaliser& normaliser, int64_t sample) {

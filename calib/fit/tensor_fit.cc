@@ -11,6 +11,23 @@
 namespace kvcc {
 namespace {
 bool needs_kmeans(const TensorPlan& plan) { return plan.tensor.grid == Grid::nuq; }
+
+/// Whether both halves have a token that is not the first of its sample.
+bool has_halves(const TensorInput& in) { return in.samples > 1 ? in.seqlen > 1 : in.seqlen > 2; }
+
+/// counts [parts, n] to shares of each part's sum.
+std::vector<float> shares(const std::vector<int64_t>& counts, size_t parts) {
+  const size_t n = counts.size() / parts;
+  std::vector<float> out(counts.size());
+  for (size_t p = 0; p < parts; ++p) {
+    int64_t sum = 0;
+    for (size_t i = p * n; i < (p + 1) * n; ++i) sum += counts[i];
+    for (size_t i = p * n; i < (p + 1) * n && sum > 0; ++i) {
+      out[i] = static_cast<float>(static_cast<double>(counts[i]) / static_cast<double>(sum));
+    }
+  }
+  return out;
+}
 }  // namespace
 
 TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
@@ -18,6 +35,11 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
   const size_t channels = static_cast<size_t>(in_.row_size()), heads = static_cast<size_t>(in_.heads);
   for (auto* v : {&stats_.min, &stats_.max, &stats_.mean, &stats_.variance, &stats_.fisher}) v->resize(channels);
   stats_.first_token_share.resize(heads);
+  if (has_halves(in_)) stats_.drift.resize(heads);
+  if (!in_.grad.empty() && in_.seqlen > 1) {
+    for (auto* v : {&stats_.sample_share, &stats_.token_share}) v->resize(heads);
+    for (auto* v : {&stats_.heaviest_sample, &stats_.token_sample, &stats_.token_position}) v->resize(heads);
+  }
   for (size_t p = 0; p < plans_.size(); ++p) {
     const TensorPlan& plan = plans_[p];
     const bool needs_rest = (plan.tensor.axis == Axis::channel && !plan.first_in_thresholds) ||
@@ -30,6 +52,8 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
     Work& work = work_[p];
     for (auto* v : {&work.weighted, &work.error, &work.energy}) v->resize(in_.samples * heads);
     work.outliers.resize(in_.samples * heads);
+    work.bins.resize(in_.samples);
+    work.codes.resize(in_.samples);
     if (plan.tensor.grid == Grid::full || !plan.measured) continue;
     work.normaliser = add_normaliser(plan);
     if (needs_kmeans(plan)) add_clustering(work, add_weighting(work.normaliser, plan), plan);
@@ -54,6 +78,7 @@ int TensorFitter::add_normaliser(const TensorPlan& plan) {
   n.tail = tail;
   if (channel) {
     for (auto* v : {&n.scale, &n.zero, &n.lower, &n.upper}) v->resize(in_.row_size());
+    if (n.sparse > 0 && has_halves(in_)) n.held_out.resize(in_.heads);
   } else {
     n.token_scale.resize(in_.rows());
     n.token_zero.resize(in_.rows());
@@ -172,6 +197,7 @@ TensorFit TensorFitter::result(int plan) const {
     if (plans_[plan].sparse > 0) {
       fit.threshold_lower = n.lower;
       fit.threshold_upper = n.upper;
+      fit.held_out_outliers = n.held_out;
     }
   }
   const int64_t quantised = in_.samples * std::max<int64_t>(in_.seqlen - plans_[plan].sink, 0) * in_.dim;
@@ -199,7 +225,21 @@ TensorFit TensorFitter::result(int plan) const {
     }
     fit.fit_gap_bound.push_back(static_cast<float>(std::min(bound, 1e30)));
   }
+  if (work.normaliser >= 0) add_usage(work, fit);
   return fit;
+}
+
+void TensorFitter::add_usage(const Work& work, TensorFit& fit) const {
+  const auto heads = static_cast<size_t>(in_.heads);
+  const auto sum = [&](const std::vector<std::vector<int64_t>>& counts) {
+    std::vector<int64_t> total = counts.front();
+    for (size_t s = 1; s < counts.size(); ++s) {
+      for (size_t i = 0; i < total.size(); ++i) total[i] += counts[s][i];
+    }
+    return shares(total, heads);
+  };
+  fit.histogram = sum(work.bins);
+  fit.code_use = sum(work.codes);
 }
 
 }  // namespace kvcc

@@ -19,6 +19,10 @@ struct TensorInput {
   int heads = 0, dim = 0;
   std::span<const float> x, grad;  ///< [samples * seqlen, heads, dim]; grad may be empty
   int64_t rows() const { return samples * seqlen; }
+  /// Whether a row is in the first half of the samples; of one sample: of its tokens.
+  bool in_first_half(int64_t row) const {
+    return samples > 1 ? row / seqlen < (samples + 1) / 2 : row < (seqlen + 1) / 2;
+  }
   int row_size() const { return heads * dim; }
 };
 
@@ -39,6 +43,7 @@ struct Normaliser {
   double sparse = 0;
   bool first = false;                            ///< channel: the first tokens count
   std::vector<float> scale, zero, lower, upper;  ///< channel: [H, D]
+  std::vector<float> held_out;                   ///< channel with sparse part: [H] share outside, or empty
   int tail = 0;                                  ///< token: outliers of each end
   std::vector<float> token_scale, token_zero;    ///< token: [N]; scale 0: a constant token
   std::vector<uint16_t> columns;                 ///< token: [N, 2 tail] outliers, ascending
@@ -74,8 +79,9 @@ class TensorFitter {
   };
   struct Work {  ///< of one plan
     int normaliser = -1, clustering = -1, count = -1;
-    std::vector<double> weighted, error, energy;  ///< [samples, H]
-    std::vector<int64_t> outliers;                ///< [samples, H]
+    std::vector<double> weighted, error, energy;    ///< [samples, H]
+    std::vector<int64_t> outliers;                  ///< [samples, H]
+    std::vector<std::vector<int64_t>> bins, codes;  ///< [samples] of [H, kUsageBins], [H, C]
   };
 
   TensorInput in_;
@@ -90,7 +96,8 @@ class TensorFitter {
   int add_weighting(int normaliser, const TensorPlan& plan);
   void add_clustering(Work& work, int weighting, const TensorPlan& plan);
 
-  void describe_head(int head);                               // stage 0
+  void describe_head(int head);  // stage 0
+  void describe_mass(int head);
   void normalise_channels(Normaliser& normaliser, int head);  // stage 1
   void normalise_tokens(Normaliser& normaliser, int64_t sample);
   void cluster(Clustering& clustering, int task);  // stage 3
@@ -100,6 +107,7 @@ class TensorFitter {
   void walk(const Weighting& weighting, int head, bool weighted, const Use& use) const;
   Histogram histogram(const Weighting& weighting, int head, bool weighted) const;
   LevelTable table(int plan) const;
+  void add_usage(const Work& work, TensorFit& fit) const;
 };
 
 }  // namespace kvcc

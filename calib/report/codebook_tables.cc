@@ -14,6 +14,38 @@ namespace {
 
 using nlohmann::ordered_json;
 
+ordered_json number_json(double value) { return std::isfinite(value) ? ordered_json(value) : ordered_json(); }
+
+ordered_json array_json(const std::vector<float>& values) {
+  ordered_json list = ordered_json::array();
+  for (const float value : values) list.push_back(number_json(value));
+  return list;
+}
+
+ordered_json summary_json(const LayerSums& sums) {
+  ordered_json document = ordered_json::object();
+  for (const int kind : {0, 1}) {
+    const KindSum& sum = sums.kinds[kind];
+    if (sum.heads == 0) continue;
+    document[kind == 0 ? "key" : "value"] = {{"reach", number_json(sum.reach)},
+                                             {"outlier_fraction", number_json(sum.outlier_fraction)},
+                                             {"fisher_mass", number_json(sum.fisher_mass)},
+                                             {"weighted_sse", number_json(sum.weighted_sse)},
+                                             {"sqnr_db", number_json(sum.sqnr_db)}};
+  }
+  document["flagged_heads"] = sums.flagged;
+  return document;
+}
+
+ordered_json channels_json(const ChannelReport& channels) {
+  ordered_json document = ordered_json::object();
+  for (const ChannelColumn& column : channel_columns()) {
+    const std::vector<float>& values = channels.*column.values;
+    if (!values.empty()) document[column.name] = array_json(values);
+  }
+  return document;
+}
+
 ordered_json head_json(const HeadReport& head) {
   ordered_json document;
   document["head"] = head.head;
@@ -23,13 +55,15 @@ ordered_json head_json(const HeadReport& head) {
     const std::string name = column.name;
     if (column.value == nullptr || name == "layer" || name == "head" || name == "bits") continue;
     const double value = column.value(head);
-    // Counts are whole numbers; NaN (no such statistic) and infinity become null.
-    if (name == "distinct" || name == "constant_channels") {
+    if (column.whole) {
       document[name] = value < 0 ? ordered_json() : ordered_json(static_cast<int64_t>(value));
     } else {
-      document[name] = std::isfinite(value) ? ordered_json(value) : ordered_json();
+      document[name] = number_json(value);
     }
   }
+  if (!head.histogram.empty()) document["histogram"] = array_json(head.histogram);
+  if (!head.code_use.empty()) document["code_use"] = array_json(head.code_use);
+  document["channels"] = channels_json(head.channels);
   document["flags"] = head.flags;
   return document;
 }
@@ -45,77 +79,102 @@ ordered_json provenance_json(const Provenance& provenance) {
           {"seqlen", provenance.seqlen},
           {"seed", provenance.seed},
           {"tokens", provenance.tokens},
+          {"samples_asked", std::max(provenance.samples, provenance.samples_asked)},
           {"activations_sha256", provenance.activations_sha256},
           {"date", provenance.date}};
 }
 
-ordered_json effective_bits_json(const Codebook& codebook) {
-  ordered_json document = ordered_json::array();
-  for (const int64_t context : {int64_t{2048}, int64_t{32768}, int64_t{131072}}) {
-    const EffectiveBits bits = effective_bits(
-        codebook.scheme, codebook.model.shape,
-        {.context = context, .key_outlier_fraction = mean_outlier_fraction(codebook.key.outlier_fraction)});
-    document.push_back({{"context", context}, {"total", bits.total}, {"constant_bytes", bits.constant_bytes}});
-  }
-  return document;
-}
-
 }  // namespace
 
-std::vector<std::vector<std::string>> head_table(const std::vector<HeadReport>& heads) {
-  std::vector<std::vector<std::string>> rows(1);
-  for (const HeadColumn& column : head_columns()) rows[0].emplace_back(column.name);
+std::span<const ChannelColumn> channel_columns() {
+  using C = ChannelReport;
+  static constexpr ChannelColumn kAll[] = {
+      {"min", "element", &C::min},
+      {"max", "element", &C::max},
+      {"mean", "element", &C::mean},
+      {"deviation", "element", &C::deviation},
+      {"fisher", "(nat/element)^2", &C::fisher},
+      {"scale", "element", &C::scale},
+      {"zero", "element", &C::zero},
+      {"threshold_lower", "element", &C::threshold_lower},
+      {"threshold_upper", "element", &C::threshold_upper},
+      {"range_min", "element", &C::range_min},
+      {"range_max", "element", &C::range_max},
+      {"rotated_min", "element", &C::rotated_min},
+      {"rotated_max", "element", &C::rotated_max},
+  };
+  return kAll;
+}
+
+std::map<int, LayerSums> layer_sums(const std::vector<HeadReport>& heads) {
+  std::map<int, LayerSums> layers;
   for (const HeadReport& head : heads) {
-    std::vector<std::string> row;
-    for (const HeadColumn& column : head_columns()) row.push_back(column.text(head));
-    rows.push_back(std::move(row));
+    LayerSums& line = layers[head.layer];
+    KindSum& sum = line.kinds[head.kind[0] == 'k' ? 0 : 1];
+    const double reach = std::max(std::fabs(head.range_min), std::fabs(head.range_max));
+    sum.reach = std::isnan(reach) ? reach : std::max(sum.reach, reach);
+    sum.outlier_fraction += head.outlier_fraction;
+    sum.fisher_mass += head.fisher_mass;
+    sum.weighted_sse += head.weighted_sse;
+    sum.sqnr_db += head.sqnr_db;
+    ++sum.heads;
+    line.flagged += head.flags.empty() ? 0 : 1;
   }
-  return rows;
-}
-
-std::vector<std::vector<std::string>> layer_table(const std::vector<HeadReport>& heads) {
-  std::vector<std::vector<std::string>> rows = {{"layer", "key bits", "key min", "key max", "key outl.", "key wsse",
-                                                 "key dB", "val bits", "val min", "val max", "val outl.", "val wsse",
-                                                 "val dB", "flags"}};
-  std::map<int, std::map<std::string, std::vector<const HeadReport*>>> layers;
-  for (const HeadReport& head : heads) layers[head.layer][head.kind].push_back(&head);
-  for (const auto& [layer, kinds] : layers) {
-    std::vector<std::string> row = {std::to_string(layer)};
-    std::set<std::string> flags;
-    for (const char* kind : {"key", "value"}) {
-      const auto found = kinds.find(kind);
-      if (found == kinds.end()) {
-        row.insert(row.end(), 6, "-");
-        continue;
-      }
-      double bits = 0, low = INFINITY, high = -INFINITY, outliers = 0, sse = 0, decibel = 0;
-      for (const HeadReport* head : found->second) {
-        bits += head->bits;
-        low = std::min(low, head->range_min);
-        high = std::max(high, head->range_max);
-        outliers += head->outlier_fraction;
-        sse += head->weighted_sse;
-        decibel += head->sqnr_db;
-        for (const std::string& flag : head->flags) flags.insert(std::string(kind) + ":" + flag);
-      }
-      const auto count = static_cast<double>(found->second.size());
-      const auto text = [](double value, const char* format) {
-        return std::isfinite(value) ? fmt::format(fmt::runtime(format), value) : std::string("-");
-      };
-      row.push_back(text(bits / count, "{:.3g}"));
-      row.push_back(text(low, "{:.4g}"));
-      row.push_back(text(high, "{:.4g}"));
-      row.push_back(text(outliers / count, "{:.4f}"));
-      row.push_back(text(sse, "{:.4g}"));
-      row.push_back(text(decibel / count, "{:.2f}"));
+  for (auto& [layer, line] : layers) {
+    for (KindSum& sum : line.kinds) {
+      sum.outlier_fraction /= std::max(1, sum.heads);
+      sum.sqnr_db /= std::max(1, sum.heads);
     }
-    row.push_back(fmt::format("{}", fmt::join(flags, " ")));
-    rows.push_back(std::move(row));
   }
-  return rows;
+  return layers;
 }
 
-ordered_json codebook_json(const Codebook& codebook, const std::vector<HeadReport>& heads) {
+std::vector<ContextBits> context_bits(const Codebook& codebook) {
+  std::vector<ContextBits> all;
+  for (const int64_t context : {int64_t{2048}, int64_t{32768}, int64_t{131072}}) {
+    all.push_back(
+        {context, effective_bits(codebook.scheme, codebook.model.shape,
+                                 {.context = context,
+                                  .key_outlier_fraction = mean_outlier_fraction(codebook.key.outlier_fraction)})});
+  }
+  return all;
+}
+
+ordered_json warnings_json(const ReportData& data) {
+  ordered_json list = ordered_json::array();
+  for (const Warning& warning : data.warnings) {
+    ordered_json entry = {
+        {"name", warning.name}, {"where", warning.where}, {"cause", warning.cause}, {"cure", warning.cure}};
+    entry["heads"] = ordered_json::array();
+    for (const size_t i : warning.heads) {
+      const HeadReport& head = data.heads[i];
+      entry["heads"].push_back({{"layer", head.layer}, {"kind", head.kind}, {"head", head.head}});
+    }
+    list.push_back(std::move(entry));
+  }
+  return list;
+}
+
+ordered_json layers_json(const std::vector<HeadReport>& heads) {
+  // Rows may be sorted over layers; the document is by layer, and in the rows' order within it.
+  const std::map<int, LayerSums> sums = layer_sums(heads);
+  ordered_json layers = ordered_json::array();
+  std::map<int, size_t> index;
+  for (const HeadReport& head : heads) {
+    if (!index.contains(head.layer)) {
+      index[head.layer] = layers.size();
+      layers.push_back({{"layer", head.layer},
+                        {"summary", summary_json(sums.at(head.layer))},
+                        {"key", ordered_json::array()},
+                        {"value", ordered_json::array()}});
+    }
+    layers[index[head.layer]][head.kind].push_back(head_json(head));
+  }
+  return layers;
+}
+
+ordered_json codebook_json(const ReportData& data, const std::vector<HeadReport>& heads) {
+  const Codebook& codebook = data.codebook;
   ordered_json document;
   document["kind"] = "codebook";
   document["format_version"] = codebook.format_version;
@@ -124,19 +183,14 @@ ordered_json codebook_json(const Codebook& codebook, const std::vector<HeadRepor
   document["scheme"] = to_string(codebook.scheme);
   document["scheme_name"] = short_name(codebook.scheme);
   document["nominal_bits"] = nominal_bits(codebook.scheme);
-  document["effective_bits"] = effective_bits_json(codebook);
-  document["provenance"] = provenance_json(codebook.provenance);
-  // Rows may be sorted over layers; the document is by layer, and in the rows' order within it.
-  ordered_json layers = ordered_json::array();
-  std::map<int, size_t> index;
-  for (const HeadReport& head : heads) {
-    if (!index.contains(head.layer)) {
-      index[head.layer] = layers.size();
-      layers.push_back({{"layer", head.layer}, {"key", ordered_json::array()}, {"value", ordered_json::array()}});
-    }
-    layers[index[head.layer]][head.kind].push_back(head_json(head));
+  for (const ContextBits& at : context_bits(codebook)) {
+    document["effective_bits"].push_back(
+        {{"context", at.context}, {"total", at.bits.total}, {"constant_bytes", at.bits.constant_bytes}});
   }
-  document["layers"] = std::move(layers);
+  document["provenance"] = provenance_json(codebook.provenance);
+  document["warnings"] = warnings_json(data);
+  document["histogram_edges"] = {normalised_edge(0), normalised_edge(kNormalisedBins)};
+  document["layers"] = layers_json(heads);
   return document;
 }
 

@@ -1,13 +1,14 @@
 // kvcc inspect: what a file of kvcc holds.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <set>
 
-#include "calib/report/codebook_report.h"
+#include "calib/report/text_page.h"
 #include "formats/cli/program.h"
+#include "formats/cli/terminal.h"
 #include "formats/core/effective_bits.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -23,89 +24,161 @@ using kvcc::cli::Common;
 using nlohmann::ordered_json;
 
 struct Options {
-  std::string path;
+  std::string path, activations;
   int layer = -1, head = -1;
+  int64_t samples = -1;  ///< of activations; -1: as many as are read at once, 0: all
+  bool csv = false;
   kvcc::HeadFilter filter;
   bool selects() const {
     return layer >= 0 || head >= 0 || !filter.kind.empty() || !filter.sort.empty() || filter.top > 0;
   }
 };
 
-/// Rows up to which the levels are printed below the table.
-constexpr size_t kLevelsShown = 8;
+/// Of an activations folder that much is read without --samples.
+constexpr uint64_t kReadAtOnce = uint64_t{1} << 30;
+constexpr int kLabel = 12;
 
 std::string short_hash(const std::string& sha256) { return sha256.substr(0, 12); }
 
-/// What the columns and the flags in the table mean.
-void print_legend(const std::vector<kvcc::HeadReport>& heads) {
-  fmt::print("\noutl.: share stored exactly; wsse: sum of Fisher x squared error; dB: signal to error\n");
-  std::set<std::string> flags;
-  for (const kvcc::HeadReport& head : heads) flags.insert(head.flags.begin(), head.flags.end());
-  for (const std::string& flag : flags) fmt::print("{}: {}\n", flag, kvcc::flag_meaning(flag));
+kvcc::TextStyle text_style() {
+  return {kvcc::cli::stdout_columns(), kvcc::cli::shows_unicode(), kvcc::cli::shows_colors()};
 }
 
-void print_model(const kvcc::ModelInfo& model) {
+/// "label       text", folded to the terminal.
+void print_line(const char* label, const std::string& text, const kvcc::TextStyle& style) {
+  fmt::print("{}", kvcc::folded(label, kvcc::printable(text, style), kLabel, style));
+}
+
+/// In one piece, however long, so that it can be copied.
+void print_path(const std::string& path) { fmt::print("{}\n", kvcc::printable(path, {.unicode = true})); }
+
+void print_model(const kvcc::ModelInfo& model, const kvcc::TextStyle& style) {
   const kvcc::CacheShape& shape = model.shape;
-  fmt::print("model       {} ({}, {}), weights {}\n", model.name, model.architecture, model.dtype,
-             short_hash(model.weights_sha256));
-  fmt::print("cache       {} layers, {} query heads, {} kv heads, head dim {}/{}\n", shape.layers, shape.query_heads,
-             shape.kv_heads, shape.head_dim, shape.value_head_dim);
-  fmt::print("rope        theta {}, {}, scaling {}, {} dims\n", model.rope.theta, model.rope.kind, model.rope.scaling,
-             model.rope.rotary_dim);
+  print_line("model",
+             fmt::format("{} ({}, {}), weights {}", model.name, model.architecture, model.dtype,
+                         short_hash(model.weights_sha256)),
+             style);
+  print_line("cache",
+             fmt::format("{} layers, {} query heads, {} kv heads, head dim {}/{}", shape.layers, shape.query_heads,
+                         shape.kv_heads, shape.head_dim, shape.value_head_dim),
+             style);
+  print_line("rope",
+             fmt::format("theta {}, {}, scaling {}, {} dims", model.rope.theta, model.rope.kind, model.rope.scaling,
+                         model.rope.rotary_dim),
+             style);
+}
+
+/// The heads asked for: layers in one line each, some heads in a line each, or one layer's head in full.
+void print_heads(const Options& options, const kvcc::ReportData& data, const std::vector<kvcc::HeadReport>& heads,
+                 const kvcc::TextStyle& style) {
+  if (!options.selects()) {
+    fmt::print("{}{}", kvcc::layers_text(heads, style), kvcc::warnings_text(data.warnings, style));
+    return;
+  }
+  if (options.layer < 0 || options.head < 0) {
+    fmt::print("{}", kvcc::heads_text(heads, options.filter.sort, style));
+    return;
+  }
+  for (size_t i = 0; i < heads.size(); ++i) {
+    fmt::print("{}{}", i > 0 ? "\n" : "", kvcc::head_text(heads[i], data.codebook, style));
+  }
+}
+
+/// The artifact with its statistics; with --activations also the channels' ranges there.
+kvcc::ReportData read_report(const Options& options, const Common& common) {
+  kvcc::Codebook codebook = kvcc::read_codebook(options.path);
+  if (options.activations.empty()) return kvcc::report_data(std::move(codebook));
+  const kvcc::ActivationsReader reader(options.activations);
+  kvcc::cli::Progress progress("activations", static_cast<uint64_t>(reader.settings().model.shape.layers),
+                               common.quiet);
+  const kvcc::ActivationRanges ranges =
+      kvcc::read_activation_ranges(reader, common.threads, [&] { progress.advance(); });
+  if (!ranges.rotated_problem.empty()) spdlog::warn("no ranges after RoPE: {}", ranges.rotated_problem);
+  return kvcc::report_data(std::move(codebook), &ranges, options.activations);
 }
 
 int inspect_codebook(const Options& options, const Common& common) {
-  const kvcc::Codebook codebook = kvcc::read_codebook(options.path);
-  const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(kvcc::head_reports(codebook), options.filter);
-  const ordered_json document = kvcc::codebook_json(codebook, heads);
+  const kvcc::ReportData data = read_report(options, common);
+  const kvcc::Codebook& codebook = data.codebook;
+  const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(data.heads, options.filter);
+  if (options.csv) {
+    fmt::print("{}", kvcc::heads_csv(heads));
+    return 0;
+  }
   if (common.json) {
     ordered_json whole;
     whole["path"] = options.path;
     whole["bytes"] = fs::file_size(options.path);
+    const ordered_json document = kvcc::codebook_json(data, heads);
     for (const auto& [key, value] : document.items()) whole[key] = value;
     kvcc::cli::print_json(whole);
     return 0;
   }
+  const kvcc::TextStyle style = text_style();
   const kvcc::Provenance& from = codebook.provenance;
-  fmt::print("{}: codebook, format {}, {}\n", options.path, codebook.format_version,
-             kvcc::human_bytes(fs::file_size(options.path)));
-  fmt::print("content     {}\n", codebook.content_sha256);
-  print_model(codebook.model);
-  fmt::print("scheme      {}\n", kvcc::short_name(codebook.scheme));
+  print_path(options.path);
+  print_line(
+      "file",
+      fmt::format("codebook, format {}, {}", codebook.format_version, kvcc::human_bytes(fs::file_size(options.path))),
+      style);
+  print_line("content", codebook.content_sha256, style);
+  print_model(codebook.model, style);
+  print_line("scheme", kvcc::short_name(codebook.scheme), style);
   if (kvcc::short_name(codebook.scheme) != kvcc::to_string(codebook.scheme)) {
-    fmt::print("            {}\n", kvcc::to_string(codebook.scheme));
+    print_line("", kvcc::to_string(codebook.scheme), style);
   }
-  fmt::print("bits        nominal {:.2f}", document["nominal_bits"].get<double>());
-  for (const auto& at : document["effective_bits"]) {
-    fmt::print("{} {:.4f} at {}K", &at == &document["effective_bits"].front() ? "; effective" : ",",
-               at["total"].get<double>(), at["context"].get<int64_t>() / 1024);
+  std::string bits = fmt::format("nominal {:.2f}; effective", kvcc::nominal_bits(codebook.scheme));
+  const std::vector<kvcc::ContextBits> contexts = kvcc::context_bits(codebook);
+  for (const kvcc::ContextBits& at : contexts) {
+    bits += fmt::format("{} {:.4f} at {}K", &at == &contexts.front() ? "" : ",", at.bits.total, at.context / 1024);
   }
-  fmt::print("; constants {}\n", kvcc::human_bytes(document["effective_bits"][0]["constant_bytes"].get<uint64_t>()));
-  fmt::print("calibrated  on {} ({}, sha256 {}): {} samples of {} tokens, seed {}, bos {}, {} tokens seen\n",
-             from.dataset_name, from.dataset_flavour, short_hash(from.dataset_sha256), from.samples, from.seqlen,
-             from.seed, from.bos, from.tokens);
-  fmt::print("by          kvcc {}{}, activations {}\n\n", from.tool_version,
-             from.date.empty() ? "" : " on " + from.date, short_hash(from.activations_sha256));
-  if (!options.selects()) {
-    fmt::print("{}", kvcc::cli::table(kvcc::layer_table(heads)));
-    print_legend(heads);
-    return 0;
-  }
-  fmt::print("{}", kvcc::cli::table(kvcc::head_table(heads)));
-  if (heads.size() > kLevelsShown) return 0;
-  for (const kvcc::HeadReport& head : heads) {
-    fmt::print("\nlevels of layer {} {} head {}: {:.6g}", head.layer, head.kind, head.head,
-               fmt::join(head.codebook, " "));
-  }
+  print_line("bits",
+             fmt::format("{}; constants {}", bits,
+                         kvcc::human_bytes(static_cast<uint64_t>(contexts.front().bits.constant_bytes))),
+             style);
+  print_line("calibrated",
+             fmt::format("on {} ({}, sha256 {}): {} samples of {} tokens, seed {}, bos {}, {} tokens seen",
+                         from.dataset_name, from.dataset_flavour, short_hash(from.dataset_sha256), from.samples,
+                         from.seqlen, from.seed, from.bos, from.tokens),
+             style);
+  print_line("by",
+             fmt::format("kvcc {}{}, activations {}", from.tool_version, from.date.empty() ? "" : " on " + from.date,
+                         short_hash(from.activations_sha256)),
+             style);
   fmt::print("\n");
+  print_heads(options, data, heads, style);
   return 0;
 }
 
+/// How many samples of the folder are read for its statistics.
+int64_t samples_to_read(const Options& options, const kvcc::ActivationsReader& reader, uint64_t bytes) {
+  const int64_t all = reader.settings().samples;
+  if (options.samples == 0) return all;
+  if (options.samples > 0) return std::min(options.samples, all);
+  const uint64_t each = std::max<uint64_t>(1, bytes / static_cast<uint64_t>(all));
+  return std::clamp<int64_t>(static_cast<int64_t>(kReadAtOnce / each), 1, all);
+}
+
 int inspect_activations(const Options& options, const Common& common) {
+  if (!options.activations.empty()) {
+    throw kvcc::Error(kvcc::ErrorKind::usage, "--activations", options.path + " is no artifact", "a .kvcb");
+  }
   const kvcc::ActivationsReader reader(options.path);
   const kvcc::ActivationsSettings& settings = reader.settings();
   uint64_t bytes = 0;
   for (const auto& [key, entry] : reader.shards()) bytes += entry.bytes;
+  const int64_t samples = samples_to_read(options, reader, bytes);
+  kvcc::ReportData data;
+  {
+    kvcc::cli::Progress progress("read", static_cast<uint64_t>(settings.model.shape.layers), common.quiet);
+    data = kvcc::activations_report(reader, samples, common.threads, [&] { progress.advance(); });
+  }
+  if (!data.rotated_problem.empty()) spdlog::warn("no ranges after RoPE: {}", data.rotated_problem);
+  const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(data.heads, options.filter);
+  if (options.csv) {
+    fmt::print("{}", kvcc::heads_csv(heads));
+    return 0;
+  }
   if (common.json) {
     ordered_json document;
     document["path"] = options.path;
@@ -118,6 +191,8 @@ int inspect_activations(const Options& options, const Common& common) {
     document["tokenizer_sha256"] = settings.tokenizer_sha256;
     document["bos"] = settings.bos;
     document["samples"] = settings.samples;
+    document["samples_asked"] = std::max(settings.samples, settings.samples_asked);
+    document["samples_read"] = samples;
     document["seqlen"] = settings.seqlen;
     document["seed"] = settings.seed;
     document["offsets"] = settings.offsets;
@@ -126,18 +201,36 @@ int inspect_activations(const Options& options, const Common& common) {
     document["fisher"] = settings.fisher;
     document["layer_index"] = settings.layer_index;
     document["shards"] = reader.shards().size();
+    document["warnings"] = kvcc::warnings_json(data);
+    document["layers"] = kvcc::layers_json(heads);
     kvcc::cli::print_json(document);
     return 0;
   }
-  fmt::print("{}: activations, {} shards, {}\n", options.path, reader.shards().size(), kvcc::human_bytes(bytes));
-  fmt::print("content     {}\n", reader.content_sha256());
-  print_model(settings.model);
-  fmt::print("text        {} ({}, sha256 {})\n", settings.text_name, settings.text_flavour,
-             short_hash(settings.text_sha256));
-  fmt::print("samples     {} of {} tokens, seed {}, bos {}\n", settings.samples, settings.seqlen, settings.seed,
-             settings.bos);
-  fmt::print("stored      {}, computed in {}, {} Fisher gradients\n", settings.acts_dtype, settings.compute_dtype,
-             settings.fisher ? "with" : "without");
+  const kvcc::TextStyle style = text_style();
+  print_path(options.path);
+  print_line("folder", fmt::format("activations, {} shards, {}", reader.shards().size(), kvcc::human_bytes(bytes)),
+             style);
+  print_line("content", reader.content_sha256(), style);
+  print_model(settings.model, style);
+  print_line(
+      "text",
+      fmt::format("{} ({}, sha256 {})", settings.text_name, settings.text_flavour, short_hash(settings.text_sha256)),
+      style);
+  print_line(
+      "samples",
+      fmt::format("{} of {} tokens, seed {}, bos {}", settings.samples, settings.seqlen, settings.seed, settings.bos),
+      style);
+  print_line("stored",
+             fmt::format("{}, computed in {}, {} Fisher gradients", settings.acts_dtype, settings.compute_dtype,
+                         settings.fisher ? "with" : "without"),
+             style);
+  if (samples < settings.samples) {
+    print_line("statistics",
+               fmt::format("of the first {} of {} samples; --samples 0 reads them all", samples, settings.samples),
+               style);
+  }
+  fmt::print("\n");
+  print_heads(options, data, heads, style);
   return 0;
 }
 
@@ -228,9 +321,18 @@ int main(int argc, char** argv) {
         ->check(CLI::IsMember({"key", "value"}).description(""));
     app.add_option("--sort", options.filter.sort, "Heads by this column, largest first; -COLUMN: smallest first");
     app.add_option("--top", options.filter.top, "Only the first N heads")->check(number);
+    app.add_option("--activations", options.activations,
+                   "Activations folder: ranges of its channels, keys before and after RoPE (of a .kvcb)");
+    app.add_option("--samples", options.samples,
+                   "Samples of an activations folder to read; 0: all (default: as many as 1 GiB holds)")
+        ->check(number);
+    app.add_flag("--csv", options.csv, "Every number of the heads as comma-separated values, one row a head");
   };
   return kvcc::cli::run(argc, argv, "inspect", "What a file of kvcc holds: provenance, statistics, codebooks",
-                        kvcc::cli::kJson, define, [&](const Common& common) {
+                        kvcc::cli::kJson | kvcc::cli::kThreads, define, [&](const Common& common) {
+                          if (options.csv && common.json) {
+                            throw kvcc::Error(kvcc::ErrorKind::usage, "--csv", "with --json", "one of them");
+                          }
                           if (options.layer >= 0) options.filter.layer = options.layer;
                           if (options.head >= 0) options.filter.head = options.head;
                           return inspect(options, common);

@@ -41,6 +41,7 @@ std::span<const Verb> verbs() {
       {"fit", "codebooks, thresholds and scales from activations", false},
       {"compile", "CUDA kernels from a codebook artifact", false},
       {"inspect", "what a file of kvcc holds: provenance, statistics, codebooks", false},
+      {"diff", "what changed between two artifacts, head by head", false},
       {"eval", "perplexity, KL and top-1 agreement of schemes, side by side", true},
       {"generate", "text from a model that decodes with the packed cache", true},
       {"export", "a codebook artifact in a format of others", false},

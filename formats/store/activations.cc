@@ -292,6 +292,7 @@ void ActivationsReader::keep_samples() {
   };
   keep(settings_.offsets);
   keep(settings_.sample_sha256);
+  settings_.samples_asked = std::max(settings_.samples_asked, settings_.samples);
   settings_.samples = static_cast<int64_t>(sample_number_.size());
   std::erase_if(shards_, [&](const auto& shard) {
     return std::find(sample_number_.begin(), sample_number_.end(), shard.first.first) == sample_number_.end();

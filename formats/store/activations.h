@@ -29,6 +29,9 @@ struct ActivationsSettings {
   std::string text_name, text_sha256, text_flavour;  ///< flavour: "raw", "tokens", "ids", "self"
   std::string bos = "off";
   int64_t samples = 0, seqlen = 0, seed = 0;
+  /// Samples asked for, where fewer were had: the text was short, or some were left out; else 0. Decides no bytes: a
+  /// run resumes whatever it is.
+  int64_t samples_asked = 0;
   std::vector<int64_t> offsets;            ///< [samples] first token of each sample in the tokenised text
   std::vector<std::string> sample_sha256;  ///< [samples] of the int32 little-endian ids
   std::string compute_dtype = "f32";

@@ -242,6 +242,9 @@ void write_activations_manifest(const std::string& folder, const ActivationsMani
   document["schema_version"] = manifest.settings.sources.empty() ? 1 : kSchemaVersion;
   document["format"] = kFormat;
   document["complete"] = manifest.complete;
+  if (manifest.settings.samples_asked > manifest.settings.samples) {
+    document["samples_asked"] = manifest.settings.samples_asked;
+  }
   document["settings"] = settings_json(manifest.settings);
   ordered_json shards = ordered_json::object();
   for (const auto& [key, entry] : manifest.shards) {
@@ -272,6 +275,9 @@ ActivationsManifest read_activations_manifest(const std::string& folder) {
   ActivationsManifest manifest;
   manifest.complete = json_member<bool>(document, "complete", path);
   manifest.settings = settings_from_json(json_member<ordered_json>(document, "settings", path), path + ": settings");
+  if (document.contains("samples_asked")) {
+    manifest.settings.samples_asked = json_member<int64_t>(document, "samples_asked", path);
+  }
   check_settings(manifest.settings, path);
   const auto names = shard_names(manifest.settings);
   const ordered_json shards = json_member<ordered_json>(document, "shards", path);

@@ -10,7 +10,7 @@
 namespace kvcc {
 namespace {
 
-constexpr const char* kWrittenVersion = "1.1";
+constexpr const char* kWrittenVersion = "1.2";
 
 void put_dataset(Tree& tree, const std::string& path, TreeValue value, const char* axes, const char* unit) {
   TreeObject& object = tree[path];
@@ -54,6 +54,7 @@ void put_provenance(Tree& tree, const Provenance& provenance) {
   to["seqlen"] = integer_value(provenance.seqlen);
   to["seed"] = integer_value(provenance.seed);
   to["tokens"] = integer_value(provenance.tokens);
+  if (provenance.samples_asked > 0) to["samples_asked"] = integer_value(provenance.samples_asked);
   to["activations_sha256"] = text_value(provenance.activations_sha256);
   if (!provenance.date.empty()) to["date"] = text_value(provenance.date);
   if (!provenance.shard.empty()) {
@@ -69,6 +70,7 @@ void put_tensor(Tree& tree, const std::string& path, const TensorCodebooks& tens
     const std::string axes = field.axes;
     if (axes.ends_with("channel")) extents.push_back(dim);
     if (axes.ends_with("code")) extents.push_back(tensor.codes);
+    if (axes.ends_with("bin")) extents.push_back(kNormalisedBins);
     size_t count = 1;
     for (const int64_t extent : extents) count *= static_cast<size_t>(extent);
     const std::string where = path + "/" + field.path;

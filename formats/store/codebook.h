@@ -25,9 +25,22 @@ struct Provenance {
   std::string date;                  ///< "" unless asked for
   std::string parent_sha256, shard;  ///< of a rank's part: the whole artifact's content_sha256, and "0/2"; "" otherwise
   std::string sources_json;          ///< of merged activations: a JSON list of the runs (sources_json()); "" otherwise
+  int64_t samples_asked = 0;         ///< of collect, where it got fewer; 0 otherwise
 };
 
-/// Per-channel ([L, H, D]) and per-head ([L, H]) statistics that `inspect` shows.
+/// Histograms of normalised elements have this many bins of equal width over [-2, 2]; the first and the last also hold
+/// what lies beyond. Thresholds of static channels, and ends of the range of online ones, are at -1 and 1.
+constexpr int kNormalisedBins = 128;
+/// Lower edge of a bin; of bin kNormalisedBins: the upper edge of the last.
+constexpr float normalised_edge(int bin) { return 4.0f * static_cast<float>(bin) / kNormalisedBins - 2.0f; }
+/// Bin of y, which may be infinite.
+constexpr int normalised_bin(float y) {
+  if (!(y > -2.0f)) return 0;
+  return y < 2.0f ? static_cast<int>((y + 2.0f) * (kNormalisedBins / 4)) : kNormalisedBins - 1;
+}
+
+/// Per-channel ([L, H, D]) and per-head ([L, H]) statistics that `inspect` shows; formats/spec/statistics.md defines
+/// them. Each may be empty: not measured.
 struct TensorStats {
   std::vector<float> min, max, mean, variance, fisher;  ///< [L, H, D]; fisher: mean squared gradient
   std::vector<float> weighted_sse,
@@ -35,6 +48,13 @@ struct TensorStats {
   std::vector<float> first_token_share;  ///< [L, H] share of the Fisher mass on the first token of samples
   std::vector<float> fit_gap_bound;      ///< [L, H] bound on (objective - optimum) / optimum of the k-means, relative
   std::vector<uint32_t> distinct;        ///< [L, H] distinct levels of the codebook
+  std::vector<float> histogram;          ///< [L, H, kNormalisedBins] share of the quantised elements in each bin
+  std::vector<float> code_use;           ///< [L, H, C] share of the codes; 0 beyond 2^bits
+  std::vector<float> held_out_outliers;  ///< [L, H] outside thresholds that were fitted to the other half of the text
+  std::vector<float> drift;              ///< [L, H] how far channels' means move between the halves, in deviations
+  std::vector<float> sample_share, token_share;        ///< [L, H] of the Fisher mass, on the heaviest sample and token
+  std::vector<uint32_t> heaviest_sample;               ///< [L, H] its number
+  std::vector<uint32_t> token_sample, token_position;  ///< [L, H] the heaviest token: its sample, and where in it
 };
 
 /// One of /key, /value.

@@ -27,6 +27,10 @@ class TensorCheck {
   void run() {
     check_bits();
     check_levels();
+    if (const size_t found = tensor_.stats.code_use.size(); found > 0 && found != tensor_.codebook.size()) {
+      problems_.push_back(fmt::format("{}/stats/code_use: {} values; wanted {}, one for each of the codebook", path_,
+                                      found, tensor_.codebook.size()));
+    }
     check_each(
         "scale", tensor_.scale, [](float x) { return std::isfinite(x) && x > 0; }, "a finite scale above 0");
     check_each(

@@ -12,8 +12,14 @@ CodebookField floats(const char* path, const char* axes, const char* unit, Need 
   return {path, Element::f32, axes, unit, need, "1.0", member, nullptr, nullptr, nullptr};
 }
 
-CodebookField statistic(const char* path, const char* axes, const char* unit, std::vector<float> S::*member) {
-  return {path, Element::f32, axes, unit, Need::optional, "1.0", nullptr, nullptr, member, nullptr};
+CodebookField statistic(const char* path, const char* axes, const char* unit, std::vector<float> S::*member,
+                        const char* since = "1.0") {
+  return {path, Element::f32, axes, unit, Need::optional, since, nullptr, nullptr, member, nullptr};
+}
+
+CodebookField number(const char* path, const char* axes, const char* unit, std::vector<uint32_t> S::*member,
+                     const char* since = "1.0") {
+  return {path, Element::u32, axes, unit, Need::optional, since, nullptr, nullptr, nullptr, member};
 }
 
 }  // namespace
@@ -26,7 +32,7 @@ const char* need_name(Need need) {
 std::span<const CodebookField> tensor_fields() {
   constexpr const char* kHead = "layer,head";
   constexpr const char* kChannel = "layer,head,channel";
-  static const std::array<CodebookField, 17> all = {{
+  static const std::array<CodebookField, 26> all = {{
       {"bits", Element::u8, kHead, "bit", Need::always, "1.0", nullptr, &T::bits, nullptr, nullptr},
       floats("codebook", "layer,head,code", "normalised", Need::always, &T::codebook),
       floats("outlier_fraction", kHead, "1", Need::always, &T::outlier_fraction),
@@ -43,13 +49,22 @@ std::span<const CodebookField> tensor_fields() {
       statistic("stats/sqnr_db", kHead, "dB", &S::sqnr_db),
       statistic("stats/first_token_share", kHead, "1", &S::first_token_share),
       statistic("stats/fit_gap_bound", kHead, "1", &S::fit_gap_bound),
-      {"stats/distinct", Element::u32, kHead, "1", Need::optional, "1.0", nullptr, nullptr, nullptr, &S::distinct},
+      number("stats/distinct", kHead, "1", &S::distinct),
+      statistic("stats/histogram", "layer,head,bin", "1", &S::histogram, "1.2"),
+      statistic("stats/code_use", "layer,head,code", "1", &S::code_use, "1.2"),
+      statistic("stats/held_out_outliers", kHead, "1", &S::held_out_outliers, "1.2"),
+      statistic("stats/drift", kHead, "1", &S::drift, "1.2"),
+      statistic("stats/sample_share", kHead, "1", &S::sample_share, "1.2"),
+      statistic("stats/token_share", kHead, "1", &S::token_share, "1.2"),
+      number("stats/heaviest_sample", kHead, "1", &S::heaviest_sample, "1.2"),
+      number("stats/token_sample", kHead, "1", &S::token_sample, "1.2"),
+      number("stats/token_position", kHead, "1", &S::token_position, "1.2"),
   }};
   return all;
 }
 
 std::span<const CodebookAttribute> codebook_attributes() {
-  static const std::array<CodebookAttribute, 37> all = {{
+  static const std::array<CodebookAttribute, 38> all = {{
       {"/", "format", "text", true},
       {"/", "format_version", "text", true},
       {"/", "content_sha256", "text", true},
@@ -82,6 +97,7 @@ std::span<const CodebookAttribute> codebook_attributes() {
       {"/provenance", "seqlen", "integer", true},
       {"/provenance", "seed", "integer", true},
       {"/provenance", "tokens", "integer", true},
+      {"/provenance", "samples_asked", "integer", false},
       {"/provenance", "activations_sha256", "text", true},
       {"/provenance", "date", "text", false},
       {"/provenance", "parent_sha256", "text", false},

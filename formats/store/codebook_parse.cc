@@ -189,6 +189,9 @@ class Parser {
     provenance.seqlen = integer(kFrom, "seqlen", 0, kMost);
     provenance.seed = integer(kFrom, "seed", std::numeric_limits<int64_t>::min(), kMost);
     provenance.tokens = integer(kFrom, "tokens", 0, kMost);
+    if (attribute(kFrom, "samples_asked", false) != nullptr) {
+      provenance.samples_asked = integer(kFrom, "samples_asked", 1, kMost);
+    }
     provenance.activations_sha256 = text(kFrom, "activations_sha256");
     provenance.date = text(kFrom, "date", false);
     provenance.parent_sha256 = text(kFrom, "parent_sha256", false);
@@ -242,13 +245,17 @@ class Parser {
   void parse_tensor(const std::string& path, const TensorScheme& scheme, int dim, TensorCodebooks& tensor) {
     const CacheShape& shape = out_.codebook.model.shape;
     const std::vector<int64_t> head = {shape.layers, shape.kv_heads};
-    std::vector<int64_t> channel = head, code = head;
+    std::vector<int64_t> channel = head, bin = head, code = head;
     channel.push_back(dim);
+    bin.push_back(kNormalisedBins);
     code.push_back(-1);
     const bool offline = scheme.axis == Axis::channel;
     for (const CodebookField& field : tensor_fields()) {
       const std::string axes = field.axes;
-      const auto& expected = axes.ends_with("channel") ? channel : axes.ends_with("code") ? code : head;
+      const auto& expected = axes.ends_with("channel") ? channel
+                             : axes.ends_with("code")  ? code
+                             : axes.ends_with("bin")   ? bin
+                                                       : head;
       const bool required = field.need == Need::always || (field.need == Need::channel && offline) ||
                             (field.need == Need::outliers && offline && out_.codebook.scheme.sparse > 0);
       const std::string where = path + "/" + field.path;
@@ -257,7 +264,8 @@ class Parser {
       }
       const TreeValue* value = dataset(where, field.type, expected, axes, field.unit, required);
       if (value == nullptr) continue;
-      if (axes.ends_with("code")) tensor.codes = static_cast<int>(std::min<int64_t>(value->shape.back(), 1 << 16));
+      if (field.floats == &TensorCodebooks::codebook)
+        tensor.codes = static_cast<int>(std::min<int64_t>(value->shape.back(), 1 << 16));
       if (field.floats != nullptr) tensor.*field.floats = array_of<float>(*value);
       if (field.bytes != nullptr) tensor.*field.bytes = array_of<uint8_t>(*value);
       if (field.stat_floats != nullptr) tensor.stats.*field.stat_floats = array_of<float>(*value);

@@ -139,6 +139,7 @@ MergePlan plan_merge(const std::vector<std::string>& inputs, Duplicates duplicat
   plan.settings = plan.readers.front().settings();
   const ActivationsSettings wanted = common_part(plan.settings);
   std::vector<Candidate> samples;
+  int64_t missing = 0;  // that the runs were asked for and did not get
   for (size_t i = 0; i < inputs.size(); ++i) {
     const ActivationsSettings& settings = plan.readers[i].settings();
     const std::vector<std::string> differences =
@@ -149,13 +150,16 @@ MergePlan plan_merge(const std::vector<std::string>& inputs, Duplicates duplicat
                       "runs of one model, tokenizer, length and type", "collect it again with the same settings");
     }
     plan.settings.model.name = std::min(plan.settings.model.name, settings.model.name);
+    missing += std::max<int64_t>(0, settings.samples_asked - settings.samples);
     for (int s = 0; s < settings.samples; ++s) samples.push_back(candidate(plan, static_cast<int>(i), s));
   }
   std::sort(samples.begin(), samples.end(), [](const Candidate& a, const Candidate& b) {
     return std::tuple(a.key(), a.from.input, a.from.number) < std::tuple(b.key(), b.from.input, b.from.number);
   });
   treat_duplicates(plan, samples, duplicates);
+  plan.settings.samples_asked = 0;
   set_sources(plan.settings, samples);
+  if (missing > 0) plan.settings.samples_asked = plan.settings.samples + missing;
   for (const Candidate& sample : samples) {
     plan.samples.push_back(sample.from);
     const ActivationsReader& reader = plan.readers[static_cast<size_t>(sample.from.input)];

@@ -1,4 +1,6 @@
 """The dispatcher and the programs that read kvcc's files, as users run them."""
+import csv
+import io
 import json
 import os
 import re
@@ -11,7 +13,7 @@ import pytest
 from support import BUILD, KVCC, kvcc, kvcc_json
 
 MAKE = BUILD / "tests/bin/make_store"
-VERBS = ["calibrate", "collect", "fit", "compile", "inspect", "eval", "generate", "export", "validate", "schemes", "data"]
+VERBS = ["calibrate", "collect", "fit", "compile", "inspect", "diff", "eval", "generate", "export", "validate", "schemes", "data"]
 
 
 def make(*arguments):
@@ -42,9 +44,9 @@ def test_help_lists_every_verb():
 def test_version():
     out, _ = kvcc("--version")
     assert re.match(r"kvcc \d+\.\d+\.\d+\n", out)
-    assert "codebook 1.1" in out and "kernels 1.2\n" in out and "libtorch: " in out and "nvcc: " in out
+    assert "codebook 1.2" in out and "kernels 1.2\n" in out and "libtorch: " in out and "nvcc: " in out
     document = kvcc_json("--version")
-    assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.1", "1.2")
+    assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.2", "1.2")
     assert {"libtorch", "nvcc"} <= set(document)
 
 
@@ -193,7 +195,7 @@ def test_no_color_and_no_escape_codes_off_a_terminal(artifact):
 def test_inspect_json_has_the_members_of_cli_md(artifact):
     document = kvcc_json("inspect", artifact)
     assert list(document)[0] == "schema_version"
-    assert document["kind"] == "codebook" and document["format_version"] == "1.1"
+    assert document["kind"] == "codebook" and document["format_version"] == "1.2"
     assert document["model"]["name"] == "tiny модель" and document["provenance"]["seed"] == 7
     assert document["scheme"].startswith("k=nuq3@prerope/channel") and document["scheme_name"] == "kvcc-nuq3-1%-sink1"
     assert [layer["layer"] for layer in document["layers"]] == [0, 2, 4]
@@ -222,10 +224,106 @@ def test_inspect_filters_and_sorts(artifact):
     assert [layer["layer"] for layer in document["layers"]] == [2]
     assert document["layers"][0]["key"] == [] and len(document["layers"][0]["value"]) == 1
     rows = kvcc("inspect", artifact, "--sort", "sqnr_db", "--top", "3")[0]
-    assert re.findall(r"^(\d+) +(key|value) +(\d)", rows, re.M) == [("4", "value", "1"), ("4", "key", "1"), ("4", "value", "0")]
-    assert rows.count("levels of layer") == 3
+    assert re.findall(r"^ *(\d+) +(key|value) +(\d)", rows, re.M) == [("4", "value", "1"), ("4", "key", "1"), ("4", "value", "0")]
     rows = kvcc("inspect", artifact, "--sort", "-sqnr_db", "--top", "1")[0]
-    assert re.findall(r"^(\d+) +(key|value) +(\d)", rows, re.M) == [("0", "key", "0")]
+    assert re.findall(r"^ *(\d+) +(key|value) +(\d)", rows, re.M) == [("0", "key", "0")]
+    rows = list(csv.DictReader(io.StringIO(kvcc("inspect", artifact, "--csv", "--sort", "-sqnr_db", "--top", "2")[0])))
+    assert [row["kind"] for row in rows] == ["key", "value"] and [row["layer"] for row in rows] == ["0", "0"]
+
+
+def same(text, value):
+    """A CSV cell and what JSON says."""
+    if isinstance(value, list):
+        numbers = text.split()
+        return len(numbers) == len(value) and all(same(a, b) for a, b in zip(numbers, value))
+    return text == "" if value is None else (text == value if isinstance(value, str) else float(text) == pytest.approx(value, rel=1e-6))
+
+
+def test_csv_and_json_carry_the_same(artifact):
+    document = kvcc_json("inspect", artifact)
+    rows = iter(csv.DictReader(io.StringIO(kvcc("inspect", artifact, "--csv")[0])))
+    for layer in document["layers"]:
+        for kind in ("key", "value"):
+            for head in layer[kind]:
+                row = next(rows)
+                assert (row["layer"], row["kind"]) == (str(layer["layer"]), kind)
+                assert row["flags"].split() == head["flags"]
+                for name, value in head.items():
+                    if name == "channels":
+                        for channel, values in value.items():
+                            assert same(row["channels." + channel], values), (name, channel)
+                    elif name != "flags":
+                        assert same(row[name], value), name
+                known = set(head) | {"layer", "kind"} | {"channels." + name for name in head["channels"]}
+                assert all(not cell for name, cell in row.items() if name not in known)
+    assert next(rows, None) is None
+    kvcc("inspect", artifact, "--csv", "--json", code=2)
+
+
+def on_a_terminal(columns, *arguments, **environment):
+    """What kvcc prints on a terminal of that width."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    env = {"PATH": os.environ["PATH"], "TERM": "xterm", "LANG": "C.UTF-8", **environment}
+    process = subprocess.Popen([KVCC, *arguments], stdout=child, stderr=subprocess.DEVNULL, env=env)
+    os.close(child)
+    data = b""
+    while True:
+        try:
+            part = os.read(parent, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        data += part
+    os.close(parent)
+    assert process.wait() == 0
+    return data.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_colours_and_its_width(tmp_path):
+    path = tmp_path / "a.kvcb"
+    make("codebook", path, "kvcc-nuq4-1%-sink1", "30")
+    for arguments in ((), ("--layer", "4", "--head", "1"), ("--sort", "drift")):
+        widths = []
+        for columns in (80, 140):
+            text = on_a_terminal(columns, "inspect", path, *arguments)
+            assert "\x1b[" in text
+            plain = re.sub(r"\x1b\[\d+m", "", text)
+            assert "\x1b" not in plain
+            widths.append(max(map(len, plain.splitlines())))
+            assert widths[-1] <= columns
+        assert widths[1] > 80, "more where there is room"
+    assert "█" in on_a_terminal(80, "inspect", path)
+    assert "\x1b" not in on_a_terminal(80, "inspect", path, NO_COLOR="1")
+    assert on_a_terminal(80, "inspect", path, LANG="C", NO_COLOR="1").replace("tiny ??????", "").isascii()
+    assert "\x1b" not in kvcc("inspect", path)[0], "a file gets no colours"
+    wide = kvcc("inspect", path, env={"COLUMNS": "140"})[0]
+    assert 80 < max(map(len, wide.splitlines())) <= 140
+
+
+def test_diff_says_what_changed_and_how_far(artifact, tmp_path):
+    import h5py
+    out, _ = kvcc("diff", artifact, artifact)
+    assert out == "equal\n"
+    assert kvcc_json("diff", artifact, artifact)["equal"] is True
+    copy = artifact.with_name("copy.kvcb")
+    make("codebook", copy)
+    kvcc("diff", artifact, copy)
+    other = artifact.with_name("other.kvcb")
+    make("codebook", other, "kvcc-nuq2-1%-sink1")
+    out, _ = kvcc("diff", artifact, other, code=6)
+    assert "scheme: k=nuq3" in out and "/key/codebook: other shape" in out
+    assert re.search(r"keys: 6 of 6 heads differ, distance \d", out)
+    document = kvcc_json("diff", artifact, other, code=6)
+    assert document["equal"] is False and document["same_decoding"] is False and len(document["heads"]) == 12
+    assert all(head["distance"] > 0 for head in document["heads"])
+    kvcc("diff", artifact, tmp_path / "none.kvcb", code=3)
+    kvcc("diff", artifact, code=2)
 
 
 def test_inspect_is_fast_on_a_30_layer_artifact(tmp_path):

@@ -271,6 +271,7 @@ TEST(BrokenCodebook, PaddingMustBeTheAgreedPattern) {
   Codebook codebook = made::codebook();
   codebook.key.codes = 16;
   codebook.key.codebook.assign(6 * 16, 0.0f);
+  codebook.key.stats.code_use.assign(6 * 16, 0.0f);
   try {
     write_codebook(folder / "a.kvcb", codebook);
     FAIL();

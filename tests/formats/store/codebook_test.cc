@@ -38,6 +38,15 @@ void expect_equal(const TensorCodebooks& a, const TensorCodebooks& b) {
   EXPECT_EQ(a.stats.first_token_share, b.stats.first_token_share);
   EXPECT_EQ(a.stats.fit_gap_bound, b.stats.fit_gap_bound);
   EXPECT_EQ(a.stats.distinct, b.stats.distinct);
+  EXPECT_EQ(a.stats.histogram, b.stats.histogram);
+  EXPECT_EQ(a.stats.code_use, b.stats.code_use);
+  EXPECT_EQ(a.stats.held_out_outliers, b.stats.held_out_outliers);
+  EXPECT_EQ(a.stats.drift, b.stats.drift);
+  EXPECT_EQ(a.stats.sample_share, b.stats.sample_share);
+  EXPECT_EQ(a.stats.token_share, b.stats.token_share);
+  EXPECT_EQ(a.stats.heaviest_sample, b.stats.heaviest_sample);
+  EXPECT_EQ(a.stats.token_sample, b.stats.token_sample);
+  EXPECT_EQ(a.stats.token_position, b.stats.token_position);
 }
 
 class RoundTrip : public ::testing::TestWithParam<const char*> {};
@@ -46,9 +55,10 @@ TEST_P(RoundTrip, KeepsEveryField) {
   const TemporaryFolder folder;
   Codebook written = made::codebook(GetParam());
   written.provenance.date = "2026-11-29";
+  written.provenance.samples_asked = 20;
   write_codebook(folder / "a.kvcb", written);
   const Codebook read = read_codebook(folder / "a.kvcb");
-  EXPECT_EQ(read.format_version, "1.1");
+  EXPECT_EQ(read.format_version, "1.2");
   EXPECT_EQ(read.scheme, written.scheme);
   EXPECT_EQ(read.content_sha256, written.content_sha256);
   EXPECT_EQ(read.content_sha256.size(), 64u);
@@ -71,6 +81,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
   EXPECT_EQ(read.provenance.seqlen, written.provenance.seqlen);
   EXPECT_EQ(read.provenance.seed, written.provenance.seed);
   EXPECT_EQ(read.provenance.tokens, written.provenance.tokens);
+  EXPECT_EQ(read.provenance.samples_asked, 20);
   EXPECT_EQ(read.provenance.activations_sha256, written.provenance.activations_sha256);
   EXPECT_EQ(read.provenance.date, written.provenance.date);
   EXPECT_TRUE(read.extras.empty());

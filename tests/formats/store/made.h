@@ -82,6 +82,21 @@ inline TensorCodebooks tensor(int layers, int heads, int dim, int bits, bool cha
   out.stats.first_token_share = ramp(head_count, 0.1f, 0.05f);
   out.stats.fit_gap_bound = ramp(head_count, 0.0f, 1e-6f);
   out.stats.distinct.assign(head_count, static_cast<uint32_t>(out.codes));
+  for (size_t h = 0; h < head_count; ++h) {
+    for (int b = 0; b < kNormalisedBins; ++b) {
+      out.stats.histogram.push_back(static_cast<float>((b * 7 + static_cast<int>(h)) % 13) / 1000.0f);
+    }
+    for (int c = 0; c < out.codes; ++c) {
+      out.stats.code_use.push_back(static_cast<float>(c + 1 + static_cast<int>(h)) / 100.0f);
+    }
+    out.stats.heaviest_sample.push_back(static_cast<uint32_t>(h));
+    out.stats.token_sample.push_back(static_cast<uint32_t>(h + 1));
+    out.stats.token_position.push_back(static_cast<uint32_t>(10 * h + 5));
+  }
+  out.stats.held_out_outliers = ramp(head_count, 0.011f, 0.0001f);
+  out.stats.drift = ramp(head_count, 0.05f + 0.01f * seed, 0.002f);
+  out.stats.sample_share = ramp(head_count, 0.2f, 0.01f);
+  out.stats.token_share = ramp(head_count, 0.02f, 0.001f);
   return out;
 }
 

@@ -117,8 +117,8 @@ def code_fields():
     text = (SOURCE / "formats/store/codebook_fields.cc").read_text()
     text = text.replace("kHead,", '"layer,head",').replace("kChannel,", '"layer,head,channel",')
     fields = {}
-    for match in re.finditer(r'(floats|statistic)\("([^"]+)",\s*"([^"]+)",\s*"([^"]+)"(?:,\s*Need::(\w+))?', text):
-        fields[match[2]] = ("f32", match[3], match[4], match[5] or "optional")
+    for match in re.finditer(r'(floats|statistic|number)\("([^"]+)",\s*"([^"]+)",\s*"([^"]+)"(?:,\s*Need::(\w+))?', text):
+        fields[match[2]] = ("u32" if match[1] == "number" else "f32", match[3], match[4], match[5] or "optional")
     for match in re.finditer(r'\{"([^"]+)", Element::(\w+),\s*"([^"]+)",\s*"([^"]+)",\s*Need::(\w+)', text):
         fields[match[1]] = match.groups()[1:]
     attributes = re.findall(r'\{"(/\w*)", "(\w+)", "(text|integer|integers|float)", (true|false)\}', text)
@@ -128,7 +128,7 @@ def code_fields():
 def test_spec_tables_are_the_readers():
     page = tables("codebook.md")
     fields, attributes = code_fields()
-    assert len(fields) == 17 and len(attributes) == 37
+    assert len(fields) == 26 and len(attributes) == 38
     head = ("path", "type", "axes", "unit", "need", "since", "meaning")
     rows = {row[0]: row for row in page[head]}
     assert rows.pop("/layer_index")[1:5] == ["u16", "layer", "1", "always"]
@@ -201,9 +201,9 @@ def test_activations_are_the_specs(tmp_path):
         make("activations", folder, dtype)
         manifest = json.loads((folder / "manifest.json").read_text())
         page = tables("activations.md")
-        # left_out is there only when a sample was, and the last three where runs were merged.
+        # left_out and samples_asked are there only when samples were, and the last three where runs were merged.
         merged = ["sources", "sample_source", "sample_number"]
-        assert [row[0] for row in page[MEMBERS]] == [*manifest, "left_out", *manifest["settings"], *merged]
+        assert [row[0] for row in page[MEMBERS]] == [*manifest, "left_out", "samples_asked", *manifest["settings"], *merged]
         for name, entry in manifest["shards"].items():
             data = (folder / name).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
