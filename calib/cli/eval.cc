@@ -9,7 +9,9 @@
 #include <optional>
 
 #include "calib/cli/eval_journal.h"
+#include "calib/cli/eval_options.h"
 #include "calib/cli/eval_table.h"
+#include "calib/cli/eval_tasks.h"
 #include "calib/cli/text_options.h"
 #include "calib/eval/evaluate.h"
 #include "calib/eval/geometry.h"
@@ -26,86 +28,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-struct Options {
-  std::string model, dataset, ids, bos = "auto", journal;
-  std::vector<std::string> codebooks, schemes, text, modes;
-  std::vector<double> repairs;
-  int64_t block = 128, prompt = 0, sink = -1, tail = -1, attention = 0;
-  int64_t windows = 8, seqlen = 2048, seed = 1, context = 32768, amortise = 1 << 20;
-  double max_ppl = 0;
-  bool all_schemes = false, beyond_context = false;
-};
-
-void define(CLI::App& app, Options& o) {
-  app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
-  app.add_option("--codebook", o.codebooks, "Artifact F.kvcb, may be repeated");
-  app.add_option("--scheme", o.schemes, "Scheme that needs no artifact, such as int4; may be repeated");
-  app.add_flag("--schemes-all", o.all_schemes, "All presets that need no artifact");
-  CLI::Option* dataset =
-      app.add_option("--dataset", o.dataset,
-                     "Text D[:split], or 'self' for samples of the model itself (default wikitext-2:evaluation)");
-  CLI::Option* text = app.add_option("--text", o.text, "Text files");
-  CLI::Option* ids = app.add_option("--ids", o.ids, "Token ids, .npy int32 [n], cut into windows, or [n, len]");
-  dataset->excludes(text)->excludes(ids);
-  text->excludes(ids);
-  app.add_option("--windows", o.windows, "Windows from the start of the text; 0: all of it (with --dataset self: 8)")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 30).description(""));
-  app.add_option("--seqlen", o.seqlen, "Tokens a window")
-      ->capture_default_str()
-      ->check(CLI::Range(2, 1 << 24).description(""));
-  app.add_option("--bos", o.bos, "Begin each window with the BOS token: auto (as the model says), on or off")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"auto", "on", "off"}).description(""));
-  app.add_option("--seed", o.seed, "Seed of --dataset self")
-      ->capture_default_str()
-      ->check(CLI::Range(int64_t{0}, INT64_MAX).description(""));
-  app.add_option("--mode", o.modes,
-                 "full: all of a window is quantised in one pass; pseudo-decode: blocks against the quantised blocks "
-                 "before, their own tokens exact; prefill-exact: a prompt whose tokens see each other exactly, then "
-                 "token by token. May be repeated (default full; with --schemes-all full and pseudo-decode)")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::IsMember({"full", "pseudo-decode", "prefill-exact"}).description(""));
-  app.add_option("--block", o.block, "Tokens of a block of pseudo-decode")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 24).description(""));
-  app.add_option("--prompt", o.prompt, "Tokens of prefill-exact's prompt; 0: half of the window")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 24).description(""));
-  app.add_option("--sink", o.sink, "First tokens that every scheme keeps exactly, 0 for none (default: as each says)")
-      ->check(CLI::Range(0, 1 << 20).description(""));
-  app.add_option("--tail", o.tail, "Last tokens that every scheme keeps exactly, 0 for none (default: as each says)")
-      ->check(CLI::Range(0, 1 << 20).description(""));
-  app.add_option("--repair", o.repairs,
-                 "KL with the worst P % of the tokens of each layer exact, and with the rest exact; may be repeated "
-                 "(two passes more a scheme each)")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(CLI::Range(0.0, 100.0).description(""));
-  app.add_option("--attention", o.attention,
-                 "Compare attention itself at N queries a window: KL of its weights and error of its output by layer "
-                 "and head; 0: no")
-      ->capture_default_str()
-      ->check(CLI::Range(0, 1 << 20).description(""));
-  app.add_option("--journal", o.journal,
-                 "File of what is done, window by window, for --resume (default: in the cache folder, removed when all "
-                 "is done)");
-  app.add_option("--max-ppl", o.max_ppl, "Exit with 5 when a scheme's perplexity is above this, a number above 0")
-      ->check(CLI::PositiveNumber.description(""));
-  app.add_flag("--beyond-context", o.beyond_context,
-               "Allow a --seqlen above the model's context; its RoPE is used unchanged");
-  app.add_option("--context", o.context, "Tokens in the cache for which effective bits are counted")
-      ->capture_default_str();
-  app.add_option("--amortise", o.amortise, "Cached tokens that share codebooks and static scales, in effective bits")
-      ->capture_default_str();
-}
-
+using kvcc::cli::EvalSettings;
 using Text = kvcc::cli::EvalText;
 
 class Evaluation {
  public:
-  Evaluation(const Options& options, const kvcc::cli::Common& common)
+  Evaluation(const EvalSettings& options, const kvcc::cli::Common& common)
       : o_(options), common_(common), files_(kvcc::open_model(options.model)), model_(kvcc::model_info(files_)) {}
 
   int run() {
@@ -113,6 +41,7 @@ class Evaluation {
     set_options();
     add_codebooks();
     add_schemes();
+    if (!o_.tasks.tasks.empty()) return run_tasks();
     const bool self = o_.dataset == "self";
     const uint64_t peak = check_memory(self);
     if (common_.dry_run && self) {
@@ -153,10 +82,58 @@ class Evaluation {
                                      [&](const kvcc::ModeOptions& m) { return m.mode == mode.mode; });
       if (!there) options_.modes.push_back(mode);
     }
+    if (!o_.evict.empty()) set_eviction();
     if (o_.prompt >= o_.seqlen) {
       throw kvcc::Error(kvcc::ErrorKind::usage, "--prompt " + std::to_string(o_.prompt), "no token follows it",
                         "less than --seqlen " + std::to_string(o_.seqlen));
     }
+  }
+
+  /// Full precision is a row of its own then, so that what eviction alone does is seen.
+  void set_eviction() {
+    options_.eviction = kvcc::parse_eviction(o_.evict);
+    for (const kvcc::ModeOptions& mode : options_.modes) {
+      if (mode.mode != kvcc::EvalMode::full) continue;
+      throw kvcc::Error(kvcc::ErrorKind::usage, "--evict " + o_.evict, "the full mode has no moment at which to evict",
+                        "--mode pseudo-decode or prefill-exact");
+    }
+    for (const auto& [option, given] : {std::pair{"--repair", !o_.repairs.empty()},
+                                        {"--attention", o_.attention > 0},
+                                        {"--task", !o_.tasks.tasks.empty()}}) {
+      if (given) throw kvcc::Error(kvcc::ErrorKind::usage, option, "does not go with --evict", "one of them");
+    }
+    subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
+  }
+
+  int run_tasks() {
+    kvcc::cli::TaskOptions options = o_.tasks;
+    options.seed = static_cast<uint64_t>(o_.seed);
+    options.beyond_context = o_.beyond_context;
+    for (const std::string& mode : o_.modes) {
+      if (mode == "pseudo-decode" || o_.modes.size() > 1) {
+        throw kvcc::Error(kvcc::ErrorKind::usage, "--mode " + mode, "tasks are decoded token by token in one mode",
+                          "full or prefill-exact");
+      }
+      options.prompt_quantised = mode == "full";
+    }
+    const kvcc::cli::TaskReport report = kvcc::cli::run_tasks(files_, model_, subjects_, options, common_);
+    if (!common_.json) {
+      std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
+      return 0;
+    }
+    Json document{
+        {"model", o_.model}, {"seed", o_.seed}, {"mode", options.prompt_quantised ? "full" : "prefill-exact"}};
+    document["results"] = Json::array();
+    for (size_t i = 0; i <= subjects_.size(); ++i) {
+      Json row{{"scheme", i == 0 ? "fp" : subjects_[i - 1].name}};
+      if (i > 0 && subjects_[i - 1].codebook) row["codebook"] = subjects_[i - 1].path;
+      if (i > 0) row["sink"] = subjects_[i - 1].scheme.sink;
+      if (i > 0) row["tail"] = subjects_[i - 1].scheme.residual;
+      row["tasks"] = kvcc::cli::task_json(report, i);
+      document["results"].push_back(row);
+    }
+    kvcc::cli::print_json(document);
+    return 0;
   }
 
   /// With a journal beside it, which is removed when it is not the user's own.
@@ -320,7 +297,7 @@ class Evaluation {
     return code;
   }
 
-  const Options& o_;
+  const EvalSettings& o_;
   const kvcc::cli::Common& common_;
   kvcc::ModelFiles files_;
   kvcc::ModelInfo model_;
@@ -332,11 +309,11 @@ class Evaluation {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
+  EvalSettings options;
   using namespace kvcc::cli;
   return run(
       argc, argv, "eval", "Perplexity, KL and top-1 agreement of quantised caches against full precision",
-      kJson | kResume | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define(app, options); },
+      kJson | kResume | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define_eval(app, options); },
       [&](const Common& common) {
         if (common.device != "cpu") {
           throw kvcc::Error(kvcc::ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",

@@ -90,7 +90,11 @@ Json measures(Json row, const EvalTable& table, const EvalReport& report, const 
   row["top1_agreement"] = number(result.top1.value);
   row["top1_agreement_se"] = number(result.top1.error);
   row["key_outlier_fraction"] = number(result.key_outlier_fraction);
-  row["key_error"] = key_error(result.key_errors);
+  if (!result.key_errors.total.empty()) row["key_error"] = key_error(result.key_errors);
+  if (table.options.eviction) {
+    row["eviction"] = eviction_name(*table.options.eviction);
+    row["kept"] = result.kept;
+  }
   row["positions"] = {{"begin", report.bins}, {"kl", numbers(result.bin_kl)}, {"dnll", numbers(result.bin_dnll)}};
   for (const RepairedKl& repair : result.repairs) {
     row["repair"].push_back(

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "calib/eval/comparison.h"
+#include "calib/eval/evicting_cache.h"
 #include "calib/eval/summary.h"
 #include "calib/eval/window_cache.h"
 #include "calib/model/decoder.h"
@@ -192,6 +193,12 @@ class Evaluation {
       check_interrupt();
       Pass& now = work.passes.emplace_back();
       const Seconds seconds(now.seconds);
+      if (options_.eviction) {
+        EvictingCache tap(cache, work.run->mode, *options_.eviction, decoder_.rope(), decoder_.layers());
+        now.normed = decoder_.forward(ids_tensor(ids), &tap)[0];
+        work.record.kept = tap.kept();
+        return;
+      }
       WindowCache tap(cache, work.run->mode, repair);
       if (!repair) {
         work.record.key_errors = KeyErrors(decoder_.layers());
@@ -301,6 +308,7 @@ std::string run_name(const EvalSubject& subject, const ModeOptions& mode, const 
   name += fmt::format(" {}", mode_name(mode.mode));
   if (mode.mode == EvalMode::pseudo_decode) name += fmt::format(" block={}", mode.block);
   if (mode.mode == EvalMode::prefill_exact) name += fmt::format(" prompt={}", mode.prompt);
+  if (options.eviction) name += " evict=" + eviction_name(*options.eviction);
   for (const double percent : options.repair_percents) name += fmt::format(" repair={}", percent);
   if (options.attention_queries > 0) name += fmt::format(" attention={}", options.attention_queries);
   return name;

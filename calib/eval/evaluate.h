@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "calib/eval/eviction.h"
 #include "calib/eval/mode.h"
 #include "calib/eval/record.h"
 #include "calib/eval/statistics.h"
@@ -26,6 +27,7 @@ struct EvalSubject {
 
 struct EvalOptions {
   std::vector<ModeOptions> modes{ModeOptions{}};  ///< every subject is run in each
+  std::optional<Eviction> eviction;               ///< of every subject; then not full mode, repairs or attention
   std::vector<double> repair_percents;            ///< two passes more for each of them
   int64_t attention_queries = 0;                  ///< queries of a window at which attention is compared; 0: none
   int threads = 1;

@@ -32,6 +32,15 @@ IncrementalCache::IncrementalCache(const Codebook& codebook, const Rope& rope, i
   }
 }
 
+IncrementalCache::IncrementalCache(const Scheme& scheme, const CacheShape& shape, const Rope& rope, int threads)
+    : IncrementalCache(rope, scheme.sink, scheme.residual, scheme.key.site == Site::pre_rope, threads) {
+  layers_.resize(shape.layers);
+  for (Layer& layer : layers_) {
+    layer.key.codec = codec_of(scheme, shape, CacheTensor::key);
+    layer.value.codec = codec_of(scheme, shape, CacheTensor::value);
+  }
+}
+
 IncrementalCache IncrementalCache::half(const CacheShape& shape, const Rope& rope, int threads) {
   IncrementalCache cache(rope, 0, 0, true, threads);
   cache.layers_.resize(shape.layers);
@@ -45,7 +54,8 @@ IncrementalCache IncrementalCache::half(const CacheShape& shape, const Rope& rop
 at::Tensor IncrementalCache::attend(int index, int64_t first, const at::Tensor& query, const at::Tensor& key,
                                     const at::Tensor& value) {
   const int64_t tokens = query.size(0);
-  if (residual_ > 0 && tokens > 1) {  // the window is another one for each token
+  // Where the exact tail is another one for each token.
+  if (tokens > 1 && !(at_once(layers_.at(index).key) && at_once(layers_.at(index).value))) {
     std::vector<at::Tensor> mixed;
     for (int64_t t = 0; t < tokens; ++t) {
       const auto row = [&](const at::Tensor& x) { return x.narrow(0, t, 1); };
@@ -74,26 +84,28 @@ std::pair<at::Tensor, at::Tensor> IncrementalCache::read(int index, int64_t coun
 }
 
 void IncrementalCache::add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place) {
+  if (!rows.codec) return put(rows, turn, first, x);
   const int64_t tokens = x.size(0), end = first + tokens;
   at::Tensor now = x.clone();
   const int64_t exact = std::clamp<int64_t>(sink_ - first, 0, tokens);  // of the sinks
   at::Tensor sinks = now.narrow(0, 0, exact), rest = now.narrow(0, exact, tokens - exact);
   round_to_record(numbers(sinks), numbers(sinks), place + ", first tokens");
-  if (residual_ == 0) {
+  if (at_once(rows)) {
     quantise(rows, rest, place, first + exact);
     return put(rows, turn, first, now);
   }
   round_to_record(numbers(rest), numbers(rest), place + ", last tokens");
   put(rows, turn, first, now);
-  if (!rows.window.defined()) rows.window = at::empty({residual_, x.size(1), x.size(2)}, at::kFloat);
-  for (int64_t p = std::max(first, sink_); p < end; ++p) {
-    at::Tensor slot = rows.window.narrow(0, p % residual_, 1);
-    if (const int64_t old = p - residual_; old >= sink_) {
-      quantise(rows, slot, place, old);
-      put(rows, turn, old, slot);
-    }
-    slot.copy_(now.narrow(0, p - first, 1));
-  }
+  rows.coded = std::max(rows.coded, std::min(sink_, end));
+  rows.waiting = rows.waiting.defined() ? at::cat({rows.waiting, rest}) : rest.clone();
+  const int64_t coded = coded_end(end, sink_, residual_, rows.codec->block_tokens());
+  if (coded <= rows.coded) return;
+  const int64_t count = coded - rows.coded;
+  at::Tensor leaving = rows.waiting.narrow(0, 0, count).clone();
+  quantise(rows, leaving, place, rows.coded);
+  put(rows, turn, rows.coded, leaving);
+  rows.waiting = rows.waiting.narrow(0, count, rows.waiting.size(0) - count).clone();
+  rows.coded = coded;
 }
 
 void IncrementalCache::quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const {

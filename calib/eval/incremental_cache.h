@@ -16,13 +16,15 @@
 
 namespace kvcc {
 
-/// Rows are kept as the cache would give them back. The first scheme.sink and the last scheme.residual tokens are exact
-/// but for the rounding to fp16; a token that leaves that window is quantised, once, from its fp16 rows. Takes
+/// Rows are kept as the cache would give them back. The first scheme.sink and the last tokens (coded_end) are exact but
+/// for the rounding to fp16; tokens that leave that window are quantised, once, from their fp16 rows. Takes
 /// f32 memory; `rope` must outlive it. Throws Error(bad_input) for values that a scheme can't hold, naming the layer.
 class IncrementalCache : public AttentionCache {
  public:
   /// Of an artifact, which must have all `layers` layers of the model.
   IncrementalCache(const Codebook& codebook, const Rope& rope, int layers, int threads);
+  /// Of a scheme without calibration; fp keeps what was computed, unrounded.
+  IncrementalCache(const Scheme& scheme, const CacheShape& shape, const Rope& rope, int threads);
   /// Everything in fp16, without an artifact.
   static IncrementalCache half(const CacheShape& shape, const Rope& rope, int threads);
 
@@ -33,15 +35,18 @@ class IncrementalCache : public AttentionCache {
 
  private:
   struct Rows {
-    std::shared_ptr<const TensorCodec> codec;
-    at::Tensor store;   ///< [H, capacity, D], keys after RoPE
-    at::Tensor window;  ///< [residual, H, D] fp16-rounded rows of the residual window, position p at p mod residual
+    std::shared_ptr<const TensorCodec> codec;  ///< null: rows are kept as computed
+    at::Tensor store;                          ///< [H, capacity, D], keys after RoPE
+    at::Tensor waiting;                        ///< [n, H, D] fp16-rounded rows of positions `coded` on
+    int64_t coded = 0;                         ///< tokens before it are sinks or quantised
   };
   struct Layer {
     Rows key, value;
     int64_t length = 0;
   };
   IncrementalCache(const Rope& rope, int sink, int residual, bool turns_keys, int threads);
+  /// Tokens are quantised as they come, so that those of a chunk can be added at once.
+  bool at_once(const Rows& rows) const { return residual_ == 0 && (!rows.codec || rows.codec->block_tokens() == 1); }
   /// x [T, H, D] to the cache; `turn`: keys that are to be turned when they are put into the store.
   void add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place);
   void quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const;

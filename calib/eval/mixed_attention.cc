@@ -18,7 +18,7 @@ struct Segment {
   at::Tensor valid;  ///< bool [rows, end - begin]; undefined: for all
 };
 
-/// Queries [first, last) against segments, joined.
+/// `query` of the rows [first, last) against segments, joined.
 at::Tensor attend(const at::Tensor& query, int64_t first, int64_t last, const std::vector<Segment>& segments,
                   const AttentionRule& rule) {
   const at::Tensor rows = positions_from(first, last);
@@ -33,8 +33,8 @@ at::Tensor attend(const at::Tensor& query, int64_t first, int64_t last, const st
   const auto joined = [](const std::vector<at::Tensor>& parts, int64_t dim) {
     return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
   };
-  return attention(query.narrow(1, first, last - first).transpose(1, 2), joined(keys, 1).transpose(1, 2),
-                   joined(values, 1).transpose(1, 2), joined(masks, 1), rule)
+  return attention(query.transpose(1, 2), joined(keys, 1).transpose(1, 2), joined(values, 1).transpose(1, 2),
+                   joined(masks, 1), rule)
       .transpose(1, 2);
 }
 
@@ -42,10 +42,10 @@ at::Tensor attend(const at::Tensor& query, int64_t first, int64_t last, const st
 
 at::Tensor mixed_attention(const at::Tensor& query, const RowVersions& keys, const RowVersions& values,
                            const std::function<TokenView(int64_t t)>& view, int64_t chunk, int64_t split,
-                           const AttentionRule& rule) {
-  const int64_t tokens = query.size(1);
+                           const AttentionRule& rule, int64_t start) {
+  const int64_t tokens = start + query.size(1);
   std::vector<at::Tensor> mixed;
-  for (int64_t first = 0, last = 0; first < tokens; first = last) {
+  for (int64_t first = start, last = 0; first < tokens; first = last) {
     last = std::min(tokens, (first / chunk + 1) * chunk);
     if (first < split) last = std::min(last, split);
     const TokenView begin = view(first), end = view(last - 1);
@@ -75,15 +75,15 @@ at::Tensor mixed_attention(const at::Tensor& query, const RowVersions& keys, con
     }
     segments.push_back({&keys.half, &values.half, std::max(low, high), live, {}});
     segments.push_back({&keys.computed, &values.computed, live, last, {}});
-    mixed.push_back(attend(query, first, last, segments, rule));
+    mixed.push_back(attend(query.narrow(1, first - start, last - first), first, last, segments, rule));
   }
   return at::cat(mixed, 1);
 }
 
 MixedRows mixed_attention_rows(const at::Tensor& query, const at::Tensor& positions, const RowVersions& keys,
                                const RowVersions& values, const std::function<TokenView(int64_t t)>& view,
-                               const AttentionRule& rule) {
-  const int64_t tokens = keys.computed.size(1);
+                               const AttentionRule& rule, const at::Tensor& kept) {
+  const int64_t tokens = keys.computed.size(1), group = query.size(2) / keys.computed.size(2);
   std::vector<int64_t> key_ends, value_ends, lives;
   for (int64_t i = 0; i < positions.size(0); ++i) {
     const TokenView v = view(positions[i].item<int64_t>());
@@ -94,7 +94,8 @@ MixedRows mixed_attention_rows(const at::Tensor& query, const at::Tensor& positi
   const at::Tensor all = positions_from(0, tokens).unsqueeze(0);
   const auto before = [&](const std::vector<int64_t>& ends) { return all < at::tensor(ends, at::kLong).unsqueeze(1); };
   const at::Tensor live = before(lives).logical_not();
-  const at::Tensor seen = attention_mask(positions, all[0], rule);
+  at::Tensor seen = attention_mask(positions, all[0], rule);
+  if (kept.defined()) seen = seen.logical_and(kept.repeat_interleave(group, 0).unsqueeze(1));  // [Hq, N, T]
   const at::Tensor q = query.transpose(1, 2);
   const auto scores = [&](const at::Tensor& key) { return attention_scores(q, key.transpose(1, 2), rule); };
   MixedRows result;
@@ -102,7 +103,7 @@ MixedRows mixed_attention_rows(const at::Tensor& query, const at::Tensor& positi
       at::where(live, scores(keys.computed), at::where(before(key_ends), scores(keys.coded), scores(keys.half)))
           .masked_fill(seen.logical_not(), -std::numeric_limits<float>::infinity());
   result.weights = at::softmax(mixed, -1);
-  const int64_t heads = query.size(2), kv_heads = keys.computed.size(2), group = heads / kv_heads;
+  const int64_t heads = query.size(2), kv_heads = keys.computed.size(2);
   const auto mix = [&](const at::Tensor& where, const at::Tensor& value) {
     const at::Tensor weights = result.weights.masked_fill(where.logical_not(), 0);
     const int64_t rows = positions.size(0);

@@ -27,15 +27,16 @@ struct TokenView {
 /// query [1, T, Hq, D] after RoPE; keys after RoPE. Token t attends to positions up to t by view(t); `live` is the same
 at::Tensor mixed_attention(const at::Tensor& query, const RowVersions& keys, const RowVersions& values,
                            const std::function<TokenView(int64_t t)>& view, int64_t chunk, int64_t split,
-                           const AttentionRule& rule);
+                           const AttentionRule& rule, int64_t first = 0);
 
 /// The same for the queries `positions` [N] (int64) alone, query [1, N, Hq, D], with the weights: slower, and memory
-/// for N rows of scores. `weights` [1, Hq, N, T].
+/// for N rows of scores. `kept`, if defined, is bool [H, T]: false where none of them sees a row. `weights`
+/// [1, Hq, N, T].
 struct MixedRows {
   at::Tensor weights, output;  ///< output [1, N, Hq, Dv]
 };
 MixedRows mixed_attention_rows(const at::Tensor& query, const at::Tensor& positions, const RowVersions& keys,
                                const RowVersions& values, const std::function<TokenView(int64_t t)>& view,
-                               const AttentionRule& rule);
+                               const AttentionRule& rule, const at::Tensor& kept = {});
 
 }  // namespace kvcc

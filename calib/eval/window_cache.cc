@@ -11,15 +11,6 @@
 namespace kvcc {
 namespace {
 
-at::Tensor in_half(const at::Tensor& x, const std::string& place) {
-  at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
-  const std::span<float> numbers(out.mutable_data_ptr<float>(), static_cast<size_t>(out.numel()));
-  round_to_record(numbers, numbers, place);
-  return out;
-}
-
-std::string place_of(int layer, const char* tensor) { return "layer " + std::to_string(layer) + " " + tensor; }
-
 /// coded [1, T, H, D] with some tokens of [begin, end) as they are in `exact`.
 at::Tensor repaired(const at::Tensor& exact, const at::Tensor& coded, int64_t begin, int64_t end,
                     const Repair& repair) {
@@ -33,21 +24,29 @@ at::Tensor repaired(const at::Tensor& exact, const at::Tensor& coded, int64_t be
   return out;
 }
 
-std::function<TokenView(int64_t)> views(const SimulatedCache& cache, const ModeOptions& mode, int layer,
-                                        int64_t tokens) {
-  return [&cache, mode, layer, tokens](int64_t t) {
-    const int64_t cached = mode.cached(t, tokens);
-    return TokenView{cache.quantised_end(layer, CacheTensor::key, cached),
-                     cache.quantised_end(layer, CacheTensor::value, cached), mode.live(t)};
-  };
-}
-
 /// Output rows [N, Hq, Dv] of query positions, from [1, T, Hq, Dv].
 at::Tensor rows_at(const at::Tensor& output, const at::Tensor& positions) {
   return output[0].index_select(0, positions);
 }
 
 }  // namespace
+
+at::Tensor rounded_to_half(const at::Tensor& x, int layer, CacheTensor tensor) {
+  at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
+  const std::span<float> numbers(out.mutable_data_ptr<float>(), static_cast<size_t>(out.numel()));
+  round_to_record(numbers, numbers,
+                  "layer " + std::to_string(layer) + (tensor == CacheTensor::key ? " key" : " value"));
+  return out;
+}
+
+std::function<TokenView(int64_t)> token_views(const SimulatedCache& cache, const ModeOptions& mode, int layer,
+                                              int64_t tokens) {
+  return [&cache, mode, layer, tokens](int64_t t) {
+    const int64_t cached = mode.cached(t, tokens);
+    return TokenView{cache.quantised_end(layer, CacheTensor::key, cached),
+                     cache.quantised_end(layer, CacheTensor::value, cached), mode.live(t)};
+  };
+}
 
 WindowCache::WindowCache(SimulatedCache& cache, const ModeOptions& mode, std::optional<Repair> repair)
     : cache_(cache), mode_(mode), repair_(repair) {}
@@ -66,7 +65,7 @@ void WindowCache::before_rope(int layer, at::Tensor& key, at::Tensor& value) {
     const int64_t end = cache_.quantised_end(layer, CacheTensor::value, tokens);
     value_.coded = repaired(value_.computed, value_.coded, std::min<int64_t>(cache_.scheme().sink, end), end, *repair_);
   }
-  if (mode_.mode != EvalMode::full) value_.half = in_half(value, place_of(layer, "value"));
+  if (mode_.mode != EvalMode::full) value_.half = rounded_to_half(value, layer, CacheTensor::value);
   key = at::cat({key, coded_key});
 }
 
@@ -79,7 +78,7 @@ void WindowCache::after_rope(int layer, at::Tensor& key) {
     key_errors_->add(layer, key_.computed[0].narrow(0, sink, end - sink), key_.coded[0].narrow(0, sink, end - sink));
   }
   if (repair_) key_.coded = repaired(key_.computed, key_.coded, sink, end, *repair_);
-  if (mode_.mode != EvalMode::full) key_.half = in_half(key_.computed, place_of(layer, "key"));
+  if (mode_.mode != EvalMode::full) key_.half = rounded_to_half(key_.computed, layer, CacheTensor::key);
 }
 
 at::Tensor WindowCache::attend(int layer, const at::Tensor& query, const at::Tensor&, const at::Tensor&,
@@ -89,7 +88,7 @@ at::Tensor WindowCache::attend(int layer, const at::Tensor& query, const at::Ten
     mixed = attention(query.transpose(1, 2), key_.coded.transpose(1, 2), value_.coded.transpose(1, 2), {}, rule)
                 .transpose(1, 2);
   } else {
-    mixed = mixed_attention(query, key_, value_, views(cache_, mode_, layer, query.size(1)), mode_.chunk(),
+    mixed = mixed_attention(query, key_, value_, token_views(cache_, mode_, layer, query.size(1)), mode_.chunk(),
                             mode_.prompt, rule);
   }
   if (reference_ != nullptr) {
@@ -129,10 +128,11 @@ at::Tensor ReferenceTap::attend(int layer, const at::Tensor& query, const at::Te
   for (size_t i = 0; i < subjects_.size(); ++i) {
     const Subject& subject = subjects_[i];
     const bool full = subject.mode.mode == EvalMode::full;  // whose exact tokens are in the coded rows
-    const RowVersions keys{keys_[0], full ? keys_[i + 1] : in_half(keys_[0], place_of(layer, "key")), keys_[i + 1]};
-    const RowVersions values{values_[0], full ? values_[i + 1] : in_half(values_[0], place_of(layer, "value")),
+    const RowVersions keys{keys_[0], full ? keys_[i + 1] : rounded_to_half(keys_[0], layer, CacheTensor::key),
+                           keys_[i + 1]};
+    const RowVersions values{values_[0], full ? values_[i + 1] : rounded_to_half(values_[0], layer, CacheTensor::value),
                              values_[i + 1]};
-    const MixedRows theirs = rows(keys, values, views(*subject.cache, subject.mode, layer, query.size(1)));
+    const MixedRows theirs = rows(keys, values, token_views(*subject.cache, subject.mode, layer, query.size(1)));
     add_still(*subject.errors, reference_.layers(), layer, exact.weights[0], theirs.weights[0], exact.output[0],
               theirs.output[0]);
   }

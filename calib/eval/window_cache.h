@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -12,6 +13,12 @@
 #include "calib/eval/simulated_cache.h"
 
 namespace kvcc {
+
+/// What tokens see of a layer in a mode, in a window of `tokens` rows; `cache` must outlive it.
+std::function<TokenView(int64_t)> token_views(const SimulatedCache& cache, const ModeOptions& mode, int layer,
+                                              int64_t tokens);
+/// Rounded to fp16, a copy. Throws Error(bad_input) for values too large for it, naming layer and tensor.
+at::Tensor rounded_to_half(const at::Tensor& x, int layer, CacheTensor tensor);
 
 /// KL repair (METHODS.md 11.3): of each layer's coded keys, and of its coded values, `percent` of the tokens are put
 /// back as they were computed: those of the largest |x - x'|^2 over all heads, or all but those.

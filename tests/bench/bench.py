@@ -6,7 +6,8 @@
 2. fit: all key and value tensors at 4, 3 and 2 bits, `kvcc fit` against scikit-learn's KMeans as KVQuant calls it.
    scikit-learn is timed on a few layers and scaled to all of them (--full times every layer).
 3. inspect: the time of one call.
-4. attention: decoding over the packed cache by the CPU units against fp16 and f32 rows (cpu_attention.cc), and the
+4. eval: what each scheme costs, in passes of the plain model over the same window with their loss, in one run.
+5. attention: decoding over the packed cache by the CPU units against fp16 and f32 rows (cpu_attention.cc), and the
    instructions that they take (cpu_instructions.py).
 
 Prints a table and, with --json, the raw figures.
@@ -46,6 +47,26 @@ def calibration_ids(data, folder, samples, seqlen):
     out = folder / "ids.npy"
     np.save(out, ids[:samples, :seqlen].astype(np.int32))
     return out
+
+
+def evaluation(options, folder, fitted):
+    """Seconds of a scheme over seconds of full precision by scheme and mode: the least of two turns each."""
+    import numpy as np
+    ids = np.random.default_rng(0).integers(0, 49152, options.seqlen).astype(np.int32)
+    path = Path(os.environ.get("KVCC_DATA") or "") / "smollm2" / "evaluation_ids.npy"
+    np.save(folder / "window.npy", np.load(path)[:options.seqlen] if path.exists() else ids)
+    command = [options.kvcc, "eval", options.model, "--ids", folder / "window.npy", "--windows", 1, "--seqlen", options.seqlen,
+               "--scheme", "int4", "--scheme", "int2", "--mode", "full,pseudo-decode", "--json", "--quiet"]
+    for scheme in fitted:
+        command += ["--codebook", folder / f"fitted.{scheme}.kvcb"]
+    least = {}
+    for turn in range(2):
+        for row in json.loads(run(command)[0])["results"]:
+            name = (row["scheme"], row.get("mode", "-"))
+            least[name] = min(least.get(name, 1e9), row["seconds"])
+    plain = least.pop(("fp", "-"))
+    return {"seqlen": options.seqlen, "plain_seconds": plain,
+            "ratios": {f"{scheme} {mode}": seconds / plain for (scheme, mode), seconds in least.items()}}
 
 
 def main():
@@ -112,6 +133,9 @@ def main():
             times.append(seconds)
         figures["inspect"] = {"kvcc_seconds": statistics.median(times)}
 
+        print("eval …", file=sys.stderr)
+        figures["eval"] = evaluation(options, folder, schemes)
+
         print("attention …", file=sys.stderr)
         program = Path(options.kvcc).resolve().parents[1] / "tests/bin/cpu_attention"
         attention_table, _, _ = run([program, "--json", folder / "attention.json"])
@@ -135,6 +159,11 @@ def main():
     print(f"  scikit-learn    {f['sklearn_seconds_scaled']:7.2f} s ({f['sklearn_layers_timed']} layers timed, scaled; k-means alone)")
     print(f"  times faster    {f['sklearn_seconds_scaled'] / f['kvcc_seconds']:7.1f}")
     print(f"inspect --json    {figures['inspect']['kvcc_seconds'] * 1000:7.1f} ms\n")
+    e = figures["eval"]
+    print(f"eval, one window of {e['seqlen']}: a plain pass with its loss takes {e['plain_seconds']:.2f} s; times that:")
+    for name, ratio in sorted(e["ratios"].items(), key=lambda item: -item[1]):
+        print(f"  {name:50s} {ratio:5.2f}")
+    print()
     print(attention_table)
     cpu_instructions.print_table(figures["instructions"])
 
