@@ -85,9 +85,10 @@ void define(CLI::App& app, Options& o) {
                  "packed; simulated: the same by the reference codec, in f32; fp16: nothing is quantised")
       ->capture_default_str()
       ->check(one_of({"packed", "simulated", "fp16"}));
-  app.add_option("--arithmetic", o.arithmetic, "Of packed attention: f32, or i16 (fixed point, faster)")
+  app.add_option("--arithmetic", o.arithmetic,
+                 "Of packed attention: f32; i16, fixed point, faster; f64, slow, for comparison")
       ->capture_default_str()
-      ->check(one_of({"f32", "i16"}));
+      ->check(one_of({"f32", "i16", "f64"}));
   app.add_option("--units", o.units, "Library of 'kvcc compile --arch cpu' for this artifact (default: built in)");
   app.add_option("--save-cache", o.save, "File that the packed cache and the text's ids are saved to at the end");
   app.add_option("--load-cache", o.load, "Go on from such a file; a prompt comes after its text");
@@ -209,7 +210,9 @@ class Generation {
     options.size = sizeof options;
     options.threads = std::min(common_.threads, kvcc::cli::kMostRuntimeThreads);
     options.max_tokens = std::min(length_limit(), kvcc::cli::kMostRuntimeTokens);
-    options.arithmetic = o_.arithmetic == "i16" ? KVCC_ARITHMETIC_I16 : KVCC_ARITHMETIC_F32;
+    options.arithmetic = o_.arithmetic == "i16"   ? KVCC_ARITHMETIC_I16
+                         : o_.arithmetic == "f64" ? KVCC_ARITHMETIC_F64
+                                                  : KVCC_ARITHMETIC_F32;
     options.units = o_.units.empty() ? nullptr : o_.units.c_str();
     artifact_ = kvcc::cli::open_packed_artifact(o_.codebook, exported);
     auto packed = std::make_unique<kvcc::cli::PackedCache>(artifact_.get(), rope_, options, o_.load);

@@ -18,8 +18,6 @@ namespace kvcc::cpu::HWY_NAMESPACE {
 
 /// Of a part without tokens, as the CUDA kernels write it.
 constexpr float kNoReference = -1e30f;
-/// Pages that are asked for before they are read.
-constexpr int kAhead = 2;
 constexpr float kHuge = __builtin_huge_valf();
 
 /// 2^x for x at most 0, within 2^-22; 0 below -126.
@@ -126,10 +124,8 @@ void Attention(const Config& config, const KvccAttentionParams& p, const KvccCpu
     Softmax softmax(work.queries);
     for (int32_t i = work.page; i < work.page_end; ++i) {
       const Slots slots = work.context.slots(i);
-      keys.prefetch_page(i + kAhead);
       keys.score_page(i, scratch.tile, scores);
       softmax.soften(scores, work.queries, slots.begin, slots.end, values);
-      values.prefetch_page(i + kAhead);
       values.add_page(i, scratch.tile, scores);
     }
     for (int32_t i = work.tile; i < work.tile_end; ++i) {

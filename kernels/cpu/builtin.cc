@@ -9,5 +9,6 @@ extern "C" void kvcc_cpu_run(int32_t family, const KvccCpuConfig* config, const 
       cpu::builtin_value_merge,     cpu::builtin_attention,        cpu::builtin_attention_merge,
       cpu::builtin_dequantise_key,  cpu::builtin_dequantise_value, cpu::builtin_copy_pages};
   static_assert(sizeof kUnits / sizeof *kUnits == KVCC_CPU_COPY_PAGES + 1);  // in the order of the families' numbers
-  kUnits[family](*config, params, *tables, first, last);
+  const bool precise = family == KVCC_CPU_ATTENTION && tables->arithmetic == KVCC_ARITHMETIC_F64;
+  (precise ? cpu::builtin_attention_f64 : kUnits[family])(*config, params, *tables, first, last);
 }

@@ -24,6 +24,7 @@ BuiltinUnit builtin_value_mix;
 BuiltinUnit builtin_value_merge;
 BuiltinUnit builtin_attention;
 BuiltinUnit builtin_attention_merge;
+BuiltinUnit builtin_attention_f64;  ///< attention_f64.cc: attention of KVCC_ARITHMETIC_F64
 
 /// Defines builtin_NAME as the best of the functions NAME that the source has compiled for each instruction set.
 #define KVCC_BUILTIN(name)                                                                                          \

@@ -171,7 +171,7 @@ HWY_INLINE void decode_word(VU word, const FloatLevels<kBits>& levels, float* HW
 /// Sorted words of a tile to f32 levels, [head_dim pairs, 64].
 template <int kBits>
 HWY_NOINLINE void decode_floats(const uint32_t* HWY_RESTRICT words, int head_dim, const float* table,
-                                float* HWY_RESTRICT out) {
+                                float* HWY_RESTRICT out, const uint32_t* ahead) {
   const FloatLevels<kBits> levels(table);
   const DU d;
   constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
@@ -182,8 +182,10 @@ HWY_NOINLINE void decode_floats(const uint32_t* HWY_RESTRICT words, int head_dim
       for (int group = 0; group < head_dim / 16; ++group, from += 16 * kBits, to += 16 * 64) {
         KVCC_CPU_UNROLL
         for (int w = 0; w < kBits; ++w) {
+          if (v == 0) __builtin_prefetch(ahead + 16 * w);
           decode_word<kBits, 0, kFields>(hn::Load(d, from + 16 * w), levels, to + w * kFields * 64);
         }
+        if (v == 0) ahead += 16 * kBits;
         if constexpr (kBits == 3) {
           decode_field<3, 0>(last_pair(hn::Load(d, from), hn::Load(d, from + 16), hn::Load(d, from + 32)), levels,
                              to + 15 * 64);
@@ -199,7 +201,7 @@ HWY_NOINLINE void decode_floats(const uint32_t* HWY_RESTRICT words, int head_dim
 /// table.
 template <int kBits>
 HWY_NOINLINE void decode_shorts(const uint32_t* HWY_RESTRICT words, int head_dim, const int16_t* HWY_RESTRICT table,
-                                int16_t* HWY_RESTRICT out) {
+                                int16_t* HWY_RESTRICT out, const uint32_t* ahead) {
   constexpr int kFields = kBits == 3 ? 5 : 16 / kBits;
   const __m512i levels = _mm512_load_si512(table);
   __m512i control[kFields];
@@ -213,9 +215,10 @@ HWY_NOINLINE void decode_shorts(const uint32_t* HWY_RESTRICT words, int head_dim
   };
   for (int h = 0; h < 2; ++h) {
     int16_t* to = out + 32 * h;
-    for (int group = 0; group < head_dim / 16; ++group, words += 16 * kBits, to += 16 * 64) {
+    for (int group = 0; group < head_dim / 16; ++group, words += 16 * kBits, ahead += 16 * kBits, to += 16 * 64) {
       KVCC_CPU_UNROLL
       for (int w = 0; w < kBits; ++w) {
+        __builtin_prefetch(ahead + 16 * w);
         const __m512i word = _mm512_load_si512(words + 16 * w);
         KVCC_CPU_UNROLL
         for (int e = 0; e < kFields; ++e) put(word, control[e], to + (w * kFields + e) * 64);
@@ -242,36 +245,35 @@ struct alignas(64) TileScratch {
 
 template <int kBits>
 HWY_INLINE void decode_tile(const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
-                            TileScratch& scratch) {
+                            TileScratch& scratch, const uint32_t* ahead) {
   sort_words<word_turn(kBits)>(tile, head_dim * kBits / 16, scratch.words);
 #if KVCC_CPU_I16
   if constexpr (kBits <= 4) {
-    if (shorts != nullptr) return decode_shorts<kBits>(scratch.words, head_dim, shorts, scratch.shorts);
+    if (shorts != nullptr) return decode_shorts<kBits>(scratch.words, head_dim, shorts, scratch.shorts, ahead);
   }
 #endif
   (void)shorts;
-  decode_floats<kBits>(scratch.words, head_dim, levels, scratch.floats);
+  decode_floats<kBits>(scratch.words, head_dim, levels, scratch.floats, ahead);
 }
 
-/// Levels of a tile into the scratch: i16 where `shorts` is given (bits at most 4), else f32.
+/// Levels of a tile into the scratch: i16 where `shorts` is given (bits at most 4), else f32. Asks for the codes of the
+/// tile `ahead` on the way: all at once, they would wait for one another.
 HWY_INLINE void decode(int bits, const uint32_t* tile, int head_dim, const float* levels, const int16_t* shorts,
-                       TileScratch& scratch) {
+                       TileScratch& scratch, const uint32_t* ahead) {
   switch (bits) {
     case 2:
-      return decode_tile<2>(tile, head_dim, levels, shorts, scratch);
+      return decode_tile<2>(tile, head_dim, levels, shorts, scratch, ahead);
     case 3:
-      return decode_tile<3>(tile, head_dim, levels, shorts, scratch);
+      return decode_tile<3>(tile, head_dim, levels, shorts, scratch, ahead);
     case 4:
-      return decode_tile<4>(tile, head_dim, levels, shorts, scratch);
+      return decode_tile<4>(tile, head_dim, levels, shorts, scratch, ahead);
     default:
-      return decode_tile<8>(tile, head_dim, levels, nullptr, scratch);
+      return decode_tile<8>(tile, head_dim, levels, nullptr, scratch, ahead);
   }
 }
 
-/// Asks for what a tile consists of, about as many records as the last one had.
-HWY_INLINE void prefetch(const PageParts& tile, int words, int records, bool by_token) {
-  const auto* from = reinterpret_cast<const uint8_t*>(tile.codes);
-  for (int i = 0; i < words * 4; i += 64) __builtin_prefetch(from + i);
+/// Asks for what a tile consists of beside codes, about as many records as the last one had.
+HWY_INLINE void prefetch(const PageParts& tile, int records, bool by_token) {
   if (by_token) {
     for (int i = 0; i < 4; ++i) __builtin_prefetch(tile.ranges + 16 * i);
   }

@@ -33,7 +33,6 @@ void KeyScores(const Config& config, const KvccMmaKeyScoresParams& p, const Kvcc
               p.multiplier, scratch);
     float* const out = p.scores + row * p.scores_stride;
     for (int32_t i = work.page; i < work.page_end; ++i) {
-      keys.prefetch_page(i + 1);
       keys.score_page(i, tile, scores);
       const Slots slots = work.context.slots(i);
       const int begin = std::max(slots.begin, 0), end = std::min(slots.end, kPage);

@@ -90,8 +90,9 @@ class Keys {
 
   /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
   void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores) {
-    const PageParts parts = pages_.at(i);
-    decode(bits_, parts.codes, shape_.head_dim, levels_, shorts_levels(), tile);
+    const PageParts parts = pages_.at(i), ahead = pages_.at(std::min(i + 1, work_.page_end - 1));
+    prefetch(ahead, records_, shape_.by_token);
+    decode(bits_, parts.codes, shape_.head_dim, levels_, shorts_levels(), tile, ahead.codes);
     block_ = i + cache_.sink / KVCC_ROPE_BLOCK;
     if (shape_.by_token) fill_token_scales(parts, work_.context.slots(i));
     bool extra = false;
@@ -117,11 +118,6 @@ class Keys {
                       shape_.queries, by_token ? 0 : 32, by_token ? 0 : 16, by_token ? 16 : 0};
     if (shape_.rope == KVCC_ROPE_HALF) return score_floats_all<true>(k, scores);
     score_floats_all<false>(k, scores);
-  }
-
-  /// Asks for page i, where the block has it. Inlined, as GCC takes a call of what only prefetches for one of nothing.
-  HWY_INLINE void prefetch_page(int32_t i) const {
-    if (i < work_.page_end) prefetch(pages_.at(i), 2 * shape_.head_dim * bits_, records_, shape_.by_token);
   }
 
   /// Scores of exact position p, [queries] at the given stride.

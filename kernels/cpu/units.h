@@ -13,8 +13,10 @@ extern "C" {
 
 /* How a reader computes. f32: decoded values, products and sums in f32. i16: levels, rotations and weights in 16-bit
  * fixed point with 32-bit sums (about 2^-13 of the largest term), twice as many a vector; readers fall back to f32
- * where i16 does not serve. Packing and dequantising know no difference. */
-enum { KVCC_ARITHMETIC_F32 = 0, KVCC_ARITHMETIC_I16 = 1 };
+ * where i16 does not serve. f64: attention's products and sums in double over decoded f32 values, for comparison; the
+ * built-in unit alone knows it (attention_f64.cc), others take it for f32. Packing and dequantising know no difference.
+ */
+enum { KVCC_ARITHMETIC_F32 = 0, KVCC_ARITHMETIC_I16 = 1, KVCC_ARITHMETIC_F64 = 2 };
 
 /* What a unit needs beside its launch parameters. Read only; one serves all layers and threads. Where KvccRope of the
  * parameters has fp16 relative tables, CPU units take the f32 ones here and ignore those. */

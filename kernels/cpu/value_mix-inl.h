@@ -34,7 +34,6 @@ void ValueMix(const Config& config, const KvccValueMixParams& p, const KvccCpuTa
           weights[g * kPage + slot] = slots.has(slot) ? load_element(config.dtype(), p.weights, at + slot) : 0.0f;
         }
       }
-      values.prefetch_page(i + 1);
       values.add_page(i, tile, weights);
     }
     for (int32_t i = work.tile; i < work.tile_end; ++i) {

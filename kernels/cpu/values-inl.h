@@ -96,8 +96,9 @@ class Values {
 
   /// Adds page i. weights [queries, 64], finite, 0 where a slot is not visible.
   void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights) {
-    const PageParts parts = pages_.at(i);
-    decode(bits_, parts.codes, head_dim_, levels_, shorts_levels(), tile);
+    const PageParts parts = pages_.at(i), ahead = pages_.at(std::min(i + 1, work_.page_end - 1));
+    prefetch(ahead, records_, by_token_);
+    decode(bits_, parts.codes, head_dim_, levels_, shorts_levels(), tile, ahead.codes);
     weigh(parts, work_.context.slots(i), weights);
     if (sparse_) {
       records_ = parts.ends[mma::kClasses - 1];
@@ -118,11 +119,6 @@ class Values {
         mix_floats<decltype(n)::value>(head_dim_ / 8, queries, first, s_, tile.floats, s_.sum);
       });
     }
-  }
-
-  /// Asks for page i, where the block has it. Inlined, as GCC takes a call of what only prefetches for one of nothing.
-  HWY_INLINE void prefetch_page(int32_t i) const {
-    if (i < work_.page_end) prefetch(pages_.at(i), 2 * head_dim_ * bits_, records_, by_token_);
   }
 
   /// Adds exact position p, weights [queries] at the given stride.

@@ -53,13 +53,10 @@ struct AttentionLayout {
   static constexpr Table kFastKey = fastest_table(Config::Key::kBits), kSmallKey = smallest_table(Config::Key::kBits);
   static constexpr Table kFastValue = fastest_table(Config::Value::kBits);
   static constexpr Table kSmallValue = smallest_table(Config::Value::kBits);
-  template <class A, class B>
-  using First = std::conditional_t<sizeof(A) <= kMmaSharedLimit, A, B>;
-  using Shared = First<AttentionShared<Config, kFastKey, kFastValue, true>,
-                       First<AttentionShared<Config, kFastKey, kFastValue, false>,
-                             First<AttentionShared<Config, kFastKey, kSmallValue, true>,
-                                   First<AttentionShared<Config, kSmallKey, kSmallValue, true>,
-                                         AttentionShared<Config, kSmallKey, kSmallValue, false>>>>>;
+  using Shared = FirstThatFits<
+      AttentionShared<Config, kFastKey, kFastValue, true>, AttentionShared<Config, kFastKey, kFastValue, false>,
+      AttentionShared<Config, kFastKey, kSmallValue, true>, AttentionShared<Config, kSmallKey, kSmallValue, true>,
+      AttentionShared<Config, kSmallKey, kSmallValue, false>>;
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 };
 
@@ -251,8 +248,7 @@ struct AttentionByWarp {
         float most = maximum(score[0][j][q], score[0][j][q + 2]);
         KVCC_UNROLL
         for (int m = 1; m < kRuns; ++m) most = maximum(most, maximum(score[m][j][q], score[m][j][q + 2]));
-        KVCC_UNROLL
-        for (uint32_t lanes = 4; lanes < 32; lanes *= 2) most = maximum(most, shuffle_xor(most, lanes));
+        most = maximum_over_rows(most);
         const float old = warp.mix.reference[j][q];
         const float next = maximum(old, fused_multiply_add(most, back[j][q], -warp.weight_exponent));
         rises = rises || next > old;

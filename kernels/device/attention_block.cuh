@@ -21,7 +21,7 @@ struct AttentionBlockShared {
   TurnedQueries<Keys::kSteps> turned;
   Exchange exchange;
   Work work;
-  OutlierTilesWhere<D, kMmaSparse<Key> || kMmaSparse<Value>> outliers;
+  BlockPatchWhere<D, kMmaSparse<Key> || kMmaSparse<Value>> outliers;
 };
 
 /// The fastest choice that every architecture can hold.
@@ -30,13 +30,11 @@ struct AttentionBlockLayout {
   static constexpr Table kFastKey = fastest_table(Config::Key::kBits), kSmallKey = smallest_table(Config::Key::kBits);
   static constexpr Table kFastValue = fastest_table(Config::Value::kBits);
   static constexpr Table kSmallValue = smallest_table(Config::Value::kBits);
-  template <class A, class B>
-  using First = std::conditional_t<sizeof(A) <= kMmaSharedLimit, A, B>;
-  using Shared = First<AttentionBlockShared<Config, kFastKey, kFastValue, true>,
-                       First<AttentionBlockShared<Config, kFastKey, kFastValue, false>,
-                             First<AttentionBlockShared<Config, kFastKey, kSmallValue, false>,
-                                   First<AttentionBlockShared<Config, kSmallKey, kFastValue, false>,
-                                         AttentionBlockShared<Config, kSmallKey, kSmallValue, false>>>>>;
+  using Shared = FirstThatFits<AttentionBlockShared<Config, kFastKey, kFastValue, true>,
+                               AttentionBlockShared<Config, kFastKey, kFastValue, false>,
+                               AttentionBlockShared<Config, kFastKey, kSmallValue, false>,
+                               AttentionBlockShared<Config, kSmallKey, kFastValue, false>,
+                               AttentionBlockShared<Config, kSmallKey, kSmallValue, false>>;
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 };
 
@@ -144,7 +142,7 @@ struct AttentionByBlock {
       KVCC_UNROLL
       for (int j = 0; j < kBlockTiles; ++j) score[j][e] = visible ? score[j][e] : -kInfinity;
     }
-    soften(score, ((range[0] | range[1]) & 0x4000u) != 0, shared, warp, at);  // as large_scales()
+    soften(score, large_scales(range), shared, warp, at);
     if constexpr (Values::kSparse) {
       float twice[kBlockTiles][4];
       KVCC_UNROLL
@@ -238,10 +236,7 @@ struct AttentionByBlock {
     float most[kBlockTiles][2], factor[kBlockTiles][2];
     KVCC_UNROLL
     for (int i = 0; i < kBlockTiles * 2; ++i) {
-      float& x = most[i / 2][i % 2];
-      x = maximum(score[i / 2][i % 2], score[i / 2][i % 2 + 2]);
-      KVCC_UNROLL
-      for (uint32_t lanes = 4; lanes < 32; lanes *= 2) x = maximum(x, shuffle_xor(x, lanes));
+      most[i / 2][i % 2] = maximum_over_rows(maximum(score[i / 2][i % 2], score[i / 2][i % 2 + 2]));
     }
     tell_warps(exchange.most, most, at);
     sync_block();

@@ -56,7 +56,8 @@ KVCC_DEVICE void tell_weights(uint32_t (&to)[kMmaSteps][32][4], const float (&we
   weight_fragments(b, weight);
   *reinterpret_cast<Words<4>*>(to[at.warp][at.lane]) = {{b[0][0], b[0][1], b[1][0], b[1][1]}};
 }
-KVCC_DEVICE void read_weights(uint32_t (&b)[kBlockTiles][2], const uint32_t (&from)[32][4], const Lane& at) {
+/// B fragments as the lane wrote them: of both tiles of queries.
+KVCC_DEVICE void read_fragments(uint32_t (&b)[kBlockTiles][2], const uint32_t (&from)[32][4], const Lane& at) {
   const auto w = *reinterpret_cast<const Words<4>*>(from[at.lane]);
   KVCC_UNROLL
   for (int i = 0; i < 4; ++i) b[i / 2][i % 2] = w.word[i];
@@ -79,11 +80,7 @@ template <int kSteps>
 struct TurnedQueries {
   alignas(16) uint32_t b[kSteps][32][4];
 
-  KVCC_DEVICE void read(uint32_t (&out)[kBlockTiles][2], int k, const Lane& at) const {
-    const auto w = *reinterpret_cast<const Words<4>*>(b[k][at.lane]);
-    KVCC_UNROLL
-    for (int i = 0; i < 4; ++i) out[i / 2][i % 2] = w.word[i];
-  }
+  KVCC_DEVICE void read(uint32_t (&out)[kBlockTiles][2], int k, const Lane& at) const { read_fragments(out, b[k], at); }
   /// The warp's share of the steps. A barrier of the block must be before and after.
   template <class Config, class Tables>
   KVCC_DEVICE void turn(const Tables& s, const KvccRope& rope, int32_t block, const Lane& at) {
@@ -104,7 +101,7 @@ struct TurnedQueries {
 /// row and row + 8 (token axis).
 template <class Config, class Tables>
 KVCC_DEVICE void score_run(float (&score)[kBlockTiles][4], const RunCodes<Config>& codes, const uint32_t (&range)[2],
-                           const TurnedQueries<Tables::kSteps>& query, const OutlierTiles<Config::kHeadDim>* outliers,
+                           const TurnedQueries<Tables::kSteps>& query, const BlockPatch<Config::kHeadDim>* outliers,
                            const Tables& s, const KvccRope& rope, int32_t sink, const Lane& at) {
   constexpr int kTogether = Tables::kTwo && Tables::kTurned > 0 ? 2 : 1;
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
@@ -132,7 +129,7 @@ KVCC_DEVICE void score_run(float (&score)[kBlockTiles][4], const RunCodes<Config
           zero.word[e] = broadcast_high(range[e % 2]);
         }
       }
-      if constexpr (Tables::kSparse) zero = outliers->read(static_cast<int>(at.warp), k, at.lane);
+      if constexpr (Tables::kSparse) zero = outliers->at(static_cast<int>(at.warp), k, at.lane);
       uint32_t a[4], b[kBlockTiles][2];
       query.read(b, k, at);
       KVCC_UNROLL
@@ -149,14 +146,14 @@ KVCC_DEVICE void score_run(float (&score)[kBlockTiles][4], const RunCodes<Config
 template <int kQuarter, class Config, class Tables>
 KVCC_DEVICE void mix_quarter(QuarterMix<Config::kHeadDim>& mix, OutlierQuarter<Config>& own,
                              const QuarterCodes<Config>& codes, const Exchange& exchange,
-                             const OutlierTiles<Config::kHeadDim>* outliers, const Tables& s, const Lane& at) {
+                             const BlockPatch<Config::kHeadDim>* outliers, const Tables& s, const Lane& at) {
   constexpr int kBlocks = Config::kHeadDim / 16 / kMmaWarps;
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
   KVCC_UNROLL
   for (int m = 0; m < kMmaSteps; ++m) {
     uint32_t b[kBlockTiles][2], outlier[kBlockTiles][2];
-    read_weights(b, exchange.weight[m], at);
-    if constexpr (Tables::kSparse) read_weights(outlier, exchange.outlier[m], at);
+    read_fragments(b, exchange.weight[m], at);
+    if constexpr (Tables::kSparse) read_fragments(outlier, exchange.outlier[m], at);
     KVCC_UNROLL
     for (int i = 0; i < kBlocks; ++i) {
       uint32_t a[4];
@@ -167,7 +164,7 @@ KVCC_DEVICE void mix_quarter(QuarterMix<Config::kHeadDim>& mix, OutlierQuarter<C
       KVCC_UNROLL
       for (int j = 0; j < kBlockTiles; ++j) mma_16816(mix.sum[j][i], a, b[j][0], b[j][1]);
       if constexpr (Tables::kSparse) {
-        const Words<4> differs = outliers->read(m, kQuarter * kBlocks + i, at.lane);
+        const Words<4> differs = outliers->at(m, kQuarter * kBlocks + i, at.lane);
         KVCC_UNROLL
         for (int j = 0; j < kBlockTiles; ++j) {
           mma_16816(own.of(mix, j, i), differs.word, outlier[j][0], outlier[j][1]);
@@ -226,7 +223,7 @@ KVCC_DEVICE void mix_exact_quarter(QuarterMix<Config::kHeadDim>& mix, const Exch
     }
     if (ballot(value[0] != nullptr || value[1] != nullptr) == 0) continue;
     uint32_t b[kBlockTiles][2];
-    read_weights(b, exchange.weight[m], at);
+    read_fragments(b, exchange.weight[m], at);
     mix_exact(mix, b, value, at);
   }
 }

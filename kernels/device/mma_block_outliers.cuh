@@ -7,119 +7,78 @@
 #pragma once
 
 #include "kernels/device/mma_block_codes.cuh"
-#include "kernels/device/mma_keys.cuh"
-#include "kernels/device/mma_values.cuh"
+#include "kernels/device/mma_key_outliers.cuh"
+#include "kernels/device/mma_value_outliers.cuh"
 
 namespace kvcc::device {
 
-/// Halves of A fragments that outliers change: of a run of keys, zero-points with which a decoded outlier comes out as
-/// recorded; of values, half of what each differs from its decoded value. [run]: [step, lane, 4] as mma takes them.
+/// A patch of a block, a run a warp: of keys only the warp itself reads its run, of values all warps do.
 template <int D>
-struct OutlierTiles {
-  static constexpr int kSteps = D / 16;
-  alignas(16) uint16_t half[kMmaWarps][kSteps * 32 * 4 * 2];
-
-  KVCC_DEVICE OutlierTiles* get() { return this; }
-  KVCC_DEVICE Words<4> read(int run, int step, uint32_t lane) const {
-    return *reinterpret_cast<const Words<4>*>(half[run] + (step * 32 + lane) * 8);
-  }
-  KVCC_DEVICE void fill(uint32_t run, int step, uint32_t lane, const Words<4>& a) {
-    *reinterpret_cast<Words<4>*>(half[run] + (step * 32 + lane) * 8) = a;
-  }
-};
-
-template <int D>
-struct NoOutlierTiles {
-  KVCC_DEVICE OutlierTiles<D>* get() { return nullptr; }
-};
+using BlockPatch = Patch<D, kMmaWarps>;
+/// That of a block with a sparse part; else none.
 template <int D, bool kSparse>
-using OutlierTilesWhere = std::conditional_t<kSparse, OutlierTiles<D>, NoOutlierTiles<D>>;
-
-/// Calls action(record, element) for each record of a run that the lane takes, of visible tokens.
-template <class Config, class Do>
-KVCC_DEVICE void each_record(const KvccCache& c, uint8_t* page, int32_t head, uint32_t run, const Slots& slots,
-                             uint32_t lane, const Do& action) {
-  const uint16_t* const ends = mma_ends<Config>(c, page, head);
-  const mma::Record* const list = mma_records<Config>(c, page, head);
-  const uint32_t capacity = static_cast<uint32_t>(c.sparse_capacity), of_second = ends[2u * run];
-  const uint32_t end = ends[2u * run + 1u] < capacity ? ends[2u * run + 1u] : capacity;
-  KVCC_ROLLED
-  for (uint32_t i = (run > 0 ? ends[2u * run - 1u] : 0u) + lane; i < end; i += 32) {
-    const mma::Record record = list[i];
-    const mma::Element element = mma::record_element(record.place, 2u * run + (i < of_second ? 0u : 1u));
-    if (slots.has(static_cast<int32_t>(element.token)) && element.channel < static_cast<uint32_t>(Config::kHeadDim)) {
-      action(record, element);
+struct BlockPatchWhere {
+  std::conditional_t<kSparse, BlockPatch<D>, NoPatch> patch;
+  KVCC_DEVICE BlockPatch<D>* get() {
+    if constexpr (kSparse) {
+      return &patch;
+    } else {
+      return nullptr;
     }
   }
-}
+};
 
-/// The nearest number that fp16 holds as finite.
-KVCC_DEVICE float within_half(float x) { return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x; }
+/// Calls action(record, its level, its band in the run) for each record of the warp's run that the lane takes, of
+/// visible tokens.
+template <class Config, class Tables, class Do>
+KVCC_DEVICE void each_record(const KvccCache& c, uint8_t* page, const uint32_t* tile, int32_t head, const Slots& slots,
+                             const Tables& s, const Lane& at, const Do& action) {
+  const int first = 2 * static_cast<int>(at.warp);
+  const uint32_t lane_at = s.levels.lane_offset(at.lane);
+  const auto records = PageRecords<false>::of<Config>(c, page, head, at.lane);
+  const BandRecords<2, false> these(records, first, at.lane);
+  these.each(records, first, at.lane, [&](uint32_t record, uint32_t band, bool) {
+    const uint32_t of_page = static_cast<uint32_t>(first) + band;
+    if (!is_of_head<Config::kHeadDim>(record) || !slots.has(static_cast<int32_t>(8u * of_page + (record >> 8 & 7u)))) {
+      return;
+    }
+    action(record, patch_level<Config>(s.levels, tile, record, of_page, lane_at), band);
+  });
+}
 
 /// Zero-points of the warp's run of keys, for score_run.
 template <class Config, class Tables>
-KVCC_DEVICE void fill_zeros(OutlierTiles<Config::kHeadDim>& to, const Tables& s, const KvccCache& c, uint8_t* page,
+KVCC_DEVICE void fill_zeros(BlockPatch<Config::kHeadDim>& to, const Tables& s, const KvccCache& c, uint8_t* page,
                             const uint32_t* tile, int32_t head, const Slots& slots, const uint32_t (&range)[2],
                             const Lane& at) {
-  KVCC_UNROLL
-  for (int k = 0; k < Tables::kSteps; ++k) {
-    Words<4> zero;
-    if constexpr (Tables::kChannel) {
-      const auto of = *reinterpret_cast<const Words<2>*>(s.scale + s.zero_place(k, static_cast<int>(at.column), 0));
-      zero = {{of.word[0], of.word[0], of.word[1], of.word[1]}};
-    } else {
-      zero = {{broadcast_high(range[0]), broadcast_high(range[1]), broadcast_high(range[0]), broadcast_high(range[1])}};
-    }
-    to.fill(at.warp, k, at.lane, zero);
-  }
+  fill_zero_points<Config>(to, static_cast<int>(at.warp), range, s, at);
   sync_warp();
-  const uint32_t lane_at = s.levels.lane_offset(at.lane);
-  each_record<Config>(c, page, head, at.warp, slots, at.lane, [&](mma::Record record, mma::Element element) {
-    const float level = low_half(record_level<Config>(s.levels, tile, record.place, element, lane_at));
-    uint32_t scale;
-    if constexpr (Tables::kChannel) {
-      scale = s.channel[element.channel].word[0];
-    } else {
-      scale = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[element.token];
+  each_record<Config>(c, page, tile, head, slots, s, at, [&](uint32_t record, Half2 level, uint32_t band) {
+    const Words<2> channel = s.channel[record & 255u];
+    uint32_t scale = channel.word[0];
+    if constexpr (!Tables::kChannel) {
+      const uint32_t token = 16u * at.warp + 8u * band + (record >> 8 & 7u);
+      scale = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[token];
     }
-    const float zero = fused_multiply_add(-level, low_half(scale), half_to_float(record.value));
-    const uint32_t octet = element.channel / 8u, turned = static_cast<uint32_t>(Tables::kTurned);
-    const bool apart = Config::kRope == Rope::half && octet < 2u * turned;  // partners meet in a step
-    const uint32_t step = apart ? octet % (turned > 0 ? turned : 1u) : octet / 2u;
-    const uint32_t second = apart ? octet / (turned > 0 ? turned : 1u) : octet % 2u;
-    const uint32_t lane = element.token % 8u * 4u + element.channel % 8u / 2u;
-    to.half[at.warp][((step * 32u + lane) * 4u + second * 2u + element.token / 8u % 2u) * 2u + element.channel % 2u] =
-        float_to_half(within_half(zero));
+    to.number(zero_point_place<Config::kHeadDim>(channel, record, band) + at.warp * to.kRun) =
+        outlier_zero_point(level, scale, record);
   });
   sync_warp();
 }
 
 /// Half of what the outliers of the warp's run of values differ from their decoded values, for mix_quarter.
 template <class Config, class Tables>
-KVCC_DEVICE void fill_differences(OutlierTiles<Config::kHeadDim>& to, const Tables& s, const KvccCache& c,
-                                  uint8_t* page, const uint32_t* tile, int32_t head, const Slots& slots,
-                                  const Lane& at) {
+KVCC_DEVICE void fill_differences(BlockPatch<Config::kHeadDim>& to, const Tables& s, const KvccCache& c, uint8_t* page,
+                                  const uint32_t* tile, int32_t head, const Slots& slots, const Lane& at) {
   KVCC_UNROLL
-  for (int k = 0; k < Config::kHeadDim / 16; ++k) to.fill(at.warp, k, at.lane, {});
+  for (int k = 0; k < Config::kHeadDim / 16; ++k) {
+    to.fragment[(static_cast<int>(at.warp) * to.kSteps + k) * 32 + static_cast<int>(at.lane)] = {};
+  }
   sync_warp();
-  const uint32_t lane_at = s.levels.lane_offset(at.lane);
-  each_record<Config>(c, page, head, at.warp, slots, at.lane, [&](mma::Record record, mma::Element element) {
-    const float level = low_half(record_level<Config>(s.levels, tile, record.place, element, lane_at));
-    float scale, zero;
-    if constexpr (Tables::kChannel) {
-      const int64_t channel = static_cast<int64_t>(head) * Config::kHeadDim + element.channel;
-      scale = c.scale[channel];
-      zero = c.zero[channel];
-    } else {
-      const linear::RangeRecord range = mma_ranges<Config>(c, page)[element.token];
-      scale = half_to_float(range.scale);
-      zero = half_to_float(range.zero);
-    }
-    const float differs = add(half_to_float(record.value), -fused_multiply_add(level, scale, zero));
-    const uint32_t lane = element.channel % 8u * 4u + element.token % 8u / 2u;
-    const uint32_t part = element.token / 8u % 2u * 2u + element.channel / 8u % 2u;
-    to.half[at.warp][((element.channel / 16u * 32u + lane) * 4u + part) * 2u + element.token % 2u] =
-        float_to_half(multiply(0.5f, differs));
+  each_record<Config>(c, page, tile, head, slots, s, at, [&](uint32_t record, Half2 level, uint32_t band) {
+    const uint32_t token = 16u * at.warp + 8u * band + (record >> 8 & 7u);
+    to.number(value_place<Config::kHeadDim>(record & 255u, token)) =
+        half_difference<Config>(c, page, head, level, record, token);
   });
 }
 

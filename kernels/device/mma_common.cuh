@@ -3,6 +3,8 @@
 // nothing but the tables is shared until the warps' results are merged; or all take each tile together (mma_block.cuh).
 #pragma once
 
+#include <type_traits>
+
 #include "formats/layout/mma.h"
 #include "formats/layout/mma_launch.h"
 #include "kernels/device/common.cuh"
@@ -16,6 +18,13 @@ constexpr int kMmaSteps = 4;    ///< runs of 16 tokens in a tile: the rows of a 
 
 /// Greatest shared memory that a block may have on every architecture: 99 KiB on sm_86, 89 and 120.
 constexpr uint32_t kMmaSharedLimit = 101376;
+/// The first of some types, in order of preference, that this can hold; else the last.
+template <class A, class... Others>
+struct FitsShared : std::conditional_t<sizeof(A) <= kMmaSharedLimit, std::type_identity<A>, FitsShared<Others...>> {};
+template <class A>
+struct FitsShared<A> : std::type_identity<A> {};
+template <class... Choices>
+using FirstThatFits = typename FitsShared<Choices...>::type;
 
 /// A thread's place in its block, and in fragments: row g and column t of lane 4 g + t.
 struct Lane {

@@ -165,7 +165,8 @@ struct MmaDequantise {
     for (uint32_t i = thread; i < end; i += kThreads) {
       const mma::Element at = mma::record_element(record[i].place, class_of_record<Config>(ends, i));
       const int32_t token = first + static_cast<int32_t>(at.token);
-      if (token < tokens.begin || token >= tokens.end) continue;
+      // Class ends that no pack wrote may count in what is no record of the head's.
+      if (token < tokens.begin || token >= tokens.end || at.channel >= static_cast<uint32_t>(D)) continue;
       out_row(p, b, p.cache.sink + token)[at.channel] = half_to_float(record[i].value);
     }
   }

@@ -25,6 +25,17 @@ KVCC_DEVICE void fill_zero_points(Zeros& zeros, int run, const uint32_t (&range)
   }
 }
 
+/// Zero-point with which the level of an outlier's code decodes to what its record says.
+KVCC_DEVICE uint16_t outlier_zero_point(Half2 level, uint32_t scale, uint32_t record) {
+  return finite_half(fma_half2(negate_half2(level), scale, record >> 16));
+}
+/// Where it lies in a run of the patch. channel: of KeyTables; band: of the run.
+template <int D>
+KVCC_DEVICE uint32_t zero_point_place(const Words<2>& channel, uint32_t record, uint32_t band) {
+  using Zeros = Patch<D>;
+  return channel.word[1] + (record >> 8 & 7u) * Zeros::place(0, 4, 0, 0) + band * Zeros::place(0, 0, 1, 0);
+}
+
 /// As score_page, of a page with a sparse part.
 template <class Config, class Tables, int kTiles>
 KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCodes<Config>& codes,
@@ -78,9 +89,8 @@ KVCC_DEVICE void score_patched_page(float (&score)[kMmaSteps][kTiles][4], MmaCod
           scale = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[token];
         }
         const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
-        const uint32_t to = channel.word[1] + (record >> 8 & 7u) * Zeros::place(0, 4, 0, 0) +
-                            band % 2u * Zeros::place(0, 0, 1, 0) + band / 2u * Zeros::kRun;
-        const uint16_t zero = finite_half(fma_half2(negate_half2(level), scale, record >> 16));
+        const uint32_t to = zero_point_place<Tables::D>(channel, record, band % 2u) + band / 2u * Zeros::kRun;
+        const uint16_t zero = outlier_zero_point(level, scale, record);
         if (is) zeros.number(to) = zero;
         if (is && Tables::kChannel) used = to | (scale & 0xffff0000u);
       });

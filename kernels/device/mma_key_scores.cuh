@@ -27,10 +27,8 @@ template <class Config>
 struct KeyScoresByWarp {
   using Params = KvccMmaKeyScoresParams;
   static constexpr Table kFast = fastest_table(Config::kBits), kSmall = smallest_table(Config::kBits);
-  template <class A, class B>
-  using First = std::conditional_t<sizeof(A) <= kMmaSharedLimit, A, B>;
-  using Shared = First<KeyScoresShared<Config, kFast, true>,
-                       First<KeyScoresShared<Config, kFast, false>, KeyScoresShared<Config, kSmall, false>>>;
+  using Shared = FirstThatFits<KeyScoresShared<Config, kFast, true>, KeyScoresShared<Config, kFast, false>,
+                               KeyScoresShared<Config, kSmall, false>>;
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
   using Keys = typename Shared::Keys;
   static constexpr int kThreads = KVCC_THREADS;

@@ -14,17 +14,15 @@ struct KeyScoresBlockShared {
   Keys keys;
   Work work;
   TurnedQueries<Keys::kSteps> turned[Config::kRope == Rope::none ? 1 : 2];  ///< of a page, and of the next
-  OutlierTilesWhere<Config::kHeadDim, kMmaSparse<Config>> outliers;
+  BlockPatchWhere<Config::kHeadDim, kMmaSparse<Config>> outliers;
 };
 
 template <class Config>
 struct KeyScoresByBlock {
   using Params = KvccMmaKeyScoresParams;
   static constexpr Table kFast = fastest_table(Config::kBits), kSmall = smallest_table(Config::kBits);
-  template <class A, class B>
-  using First = std::conditional_t<sizeof(A) <= kMmaSharedLimit, A, B>;
-  using Shared = First<KeyScoresBlockShared<Config, kFast, true>,
-                       First<KeyScoresBlockShared<Config, kFast, false>, KeyScoresBlockShared<Config, kSmall, false>>>;
+  using Shared = FirstThatFits<KeyScoresBlockShared<Config, kFast, true>, KeyScoresBlockShared<Config, kFast, false>,
+                               KeyScoresBlockShared<Config, kSmall, false>>;
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
   using Keys = typename Shared::Keys;
   static constexpr int kThreads = KVCC_THREADS, kMinBlocks = 3;

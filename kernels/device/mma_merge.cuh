@@ -13,9 +13,8 @@ struct MergedSums {
 };
 template <int kGroup>
 struct WarpTotals {
-  static constexpr int kEach = kGroup < 16 ? 8 : 16;
-  float reference[kMmaWarps][kEach];
-  float total[kMmaWarps][kEach];
+  float reference[kMmaWarps][kGroup];
+  float total[kMmaWarps][kGroup];
 };
 
 /// Greatest reference of a query over the warps, and the total in its unit.

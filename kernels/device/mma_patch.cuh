@@ -10,11 +10,11 @@
 
 namespace kvcc::device {
 
-/// [run of 16 tokens, step of 16 channels, lane]: one A fragment, 128 bits a lane.
-template <int kHeadDim>
+/// [run of 16 tokens, step of 16 channels, lane]: one A fragment, 128 bits a lane. A warp's own has two runs of a
+/// narrow head, so that the records of its tokens occupy its lanes.
+template <int kHeadDim, int kRunsOf = kHeadDim <= 64 ? 2 : 1>
 struct Patch {
-  static constexpr int D = kHeadDim, kSteps = D / 16;
-  static constexpr int kRuns = D <= 64 ? 2 : 1;  ///< of 16 tokens: so that a warp's records occupy its lanes
+  static constexpr int D = kHeadDim, kSteps = D / 16, kRuns = kRunsOf;
   static constexpr int kBands = 2 * kRuns;
   Words<4> fragment[kRuns * kSteps * 32];
 

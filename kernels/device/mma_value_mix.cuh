@@ -229,9 +229,7 @@ struct ValueMixByWarp {
     for (int j = 0; j < kTiles; ++j) {
       KVCC_UNROLL
       for (int q = 0; q < 2; ++q) {
-        float all = maximum(most.weight[j][q], multiply(0.5f, warp.limit[j][q]));
-        KVCC_UNROLL
-        for (uint32_t lanes = 4; lanes < 32; lanes *= 2) all = maximum(all, shuffle_xor(all, lanes));
+        const float all = maximum_over_rows(maximum(most.weight[j][q], multiply(0.5f, warp.limit[j][q])));
         // `all` is below 2^above. The bounds keep unit a normal number; infinity is never exceeded.
         int32_t above = static_cast<int32_t>(float_bits(all) >> 23) - 126;
         above = smaller(larger(above, -100), 126);

@@ -20,7 +20,7 @@ struct ValueMixByBlock {
     Values values;
     Exchange exchange;
     Work work;
-    OutlierTilesWhere<D, Values::kSparse> outliers;
+    BlockPatchWhere<D, Values::kSparse> outliers;
   };
   static_assert(sizeof(Shared) <= kMmaSharedLimit);
 
@@ -89,7 +89,7 @@ struct ValueMixByBlock {
       const int32_t slot = static_cast<int32_t>(16 * at.warp + 8 * half + at.row);
       load_weights(warp, weight, half, p.cache.sink + i * KVCC_PAGE_TOKENS + slot, slots.has(slot));
     }
-    scale_weights(weight, ((range[0] | range[1]) & 0x4000u) != 0, shared.exchange, warp, at);  // as large_scales()
+    scale_weights(weight, large_scales(range), shared.exchange, warp, at);
     if constexpr (Values::kSparse) {
       float twice[kBlockTiles][4];
       KVCC_UNROLL
@@ -156,9 +156,7 @@ struct ValueMixByBlock {
       if ((asks & kAsksNoFactor) != 0) warp.weight_exponent = 0;
       KVCC_UNROLL
       for (int i = 0; i < kBlockTiles * 2; ++i) {
-        float& x = most[i / 2][i % 2];
-        KVCC_UNROLL
-        for (uint32_t lanes = 4; lanes < 32; lanes *= 2) x = maximum(x, shuffle_xor(x, lanes));
+        most[i / 2][i % 2] = maximum_over_rows(most[i / 2][i % 2]);
       }
       tell_warps(exchange.most, most, at);
       sync_block();

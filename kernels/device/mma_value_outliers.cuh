@@ -17,6 +17,22 @@ KVCC_DEVICE uint32_t value_place(uint32_t channel, uint32_t token) {
   return Patch<D>::place(channel / 16u, lane, word, token % 2u) + token / 16u * Patch<D>::kRun;
 }
 
+/// Half of what an outlier differs from the value that its code decodes to. token: of the page.
+template <class Config>
+KVCC_DEVICE uint16_t half_difference(const KvccCache& c, uint8_t* page, int32_t head, Half2 level, uint32_t record,
+                                     uint32_t token) {
+  if constexpr (Config::kAxis == Axis::channel) {
+    const int64_t channel = static_cast<int64_t>(head) * Config::kHeadDim + (record & 255u);
+    const float decoded = fused_multiply_add(low_half(level), c.scale[channel], c.zero[channel]);
+    return finite_half(pack_half2(multiply(0.5f, add(high_half(record), -decoded)), 0.0f));
+  } else {
+    constexpr Half2 kMinusHalf = 0xb800b800u, kHalf = 0x38003800u;
+    const uint32_t range = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page))[token];
+    const Half2 decoded = fma_half2(level, range, range >> 16);
+    return finite_half(fma_half2(decoded, kMinusHalf, multiply_half2(record >> 16, kHalf)));
+  }
+}
+
 /// Channel axis: a warp's sums of the outliers' shares, in the unit of Mix::reference; C fragments, each lane its own.
 template <int D, int kTiles>
 struct OutlierSums {
@@ -60,7 +76,7 @@ KVCC_DEVICE void mix_outliers(Mix<Config::kHeadDim, kTiles>& mix, [[maybe_unused
   constexpr int D = Config::kHeadDim;
   using Differs = Patch<D>;
   const auto records = PageRecords<kHoldsRecords<Config, kTiles>>::template of<Config>(c, page, head, at.lane);
-  [[maybe_unused]] constexpr Half2 kMinusHalf = 0xb800b800u, kHalf = 0x38003800u, kTwo = 0x40004000u;
+  constexpr Half2 kTwo = 0x40004000u;
   const uint32_t lane_at = s.levels.lane_offset(at.lane);
   constexpr uint32_t kNone = 0xffffffffu;
   uint32_t used = kNone;  // number that the lane's record of the runs before has taken
@@ -83,18 +99,9 @@ KVCC_DEVICE void mix_outliers(Mix<Config::kHeadDim, kTiles>& mix, [[maybe_unused
       const uint32_t token = 8u * band + (record >> 8 & 7u);
       const Half2 level = patch_level<Config>(s.levels, tile, record, static_cast<uint32_t>(2 * m) + band, lane_at);
       const uint32_t to = value_place<D>(record & 255u, token);
-      Half2 half;
-      if constexpr (Tables::kChannel) {
-        const int64_t channel = static_cast<int64_t>(head) * D + (record & 255u);
-        const float decoded = fused_multiply_add(low_half(level), c.scale[channel], c.zero[channel]);
-        half = pack_half2(multiply(0.5f, add(high_half(record), -decoded)), 0.0f);
-      } else {
-        const auto* const ranges = reinterpret_cast<const uint32_t*>(mma_ranges<Config>(c, page));
-        const uint32_t range = ranges[static_cast<uint32_t>(16 * m) + token];
-        const Half2 decoded = fma_half2(level, range, range >> 16);
-        half = fma_half2(decoded, kMinusHalf, multiply_half2(record >> 16, kHalf));
-      }
-      if (is) differs.number(to) = finite_half(half);
+      const uint16_t half =
+          half_difference<Config>(c, page, head, level, record, static_cast<uint32_t>(16 * m) + token);
+      if (is) differs.number(to) = half;
       if (is) used = to;
     });
     many = these.many();

@@ -95,6 +95,12 @@ struct Mix {
   }
 };
 
+/// Greatest of the lanes that hold the same queries.
+KVCC_DEVICE float maximum_over_rows(float x) {
+  KVCC_UNROLL
+  for (uint32_t lanes = 4; lanes < 32; lanes *= 2) x = maximum(x, shuffle_xor(x, lanes));
+  return x;
+}
 /// Sum over the lanes that hold the same queries. The order is fixed, and every lane gets the same bits.
 KVCC_DEVICE float sum_over_rows(float x) {
   KVCC_UNROLL
@@ -202,11 +208,12 @@ KVCC_DEVICE void settle(Mix<Config::kHeadDim, kTiles>& mix, const KvccCache& c, 
   }
 }
 
-/// Whether a token of the page has a scale of 2 or more: the weights must then leave their factor.
-KVCC_DEVICE bool large_scales(const uint32_t (&range)[8]) {
+/// Whether one of the lane's tokens has a scale of 2 or more: the weights must then leave their factor.
+template <int kTokens>
+KVCC_DEVICE bool large_scales(const uint32_t (&range)[kTokens]) {
   uint32_t any = 0;
   KVCC_UNROLL
-  for (int band = 0; band < 8; ++band) any |= range[band];
+  for (int i = 0; i < kTokens; ++i) any |= range[i];
   return (any & 0x4000u) != 0;
 }
 

@@ -103,8 +103,8 @@ RuntimeOptions options_of(const KvccOptions* given) {
   if (given->max_tokens < 0 || given->max_tokens > kvcc::host::kMostTokens) {
     refuse("max_tokens", std::to_string(given->max_tokens), "0 to " + std::to_string(kvcc::host::kMostTokens));
   }
-  if (given->arithmetic != KVCC_ARITHMETIC_F32 && given->arithmetic != KVCC_ARITHMETIC_I16) {
-    refuse("arithmetic", std::to_string(given->arithmetic), "0 (f32) or 1 (16-bit fixed point)");
+  if (given->arithmetic < KVCC_ARITHMETIC_F32 || given->arithmetic > KVCC_ARITHMETIC_F64) {
+    refuse("arithmetic", std::to_string(given->arithmetic), "0 (f32), 1 (16-bit fixed point) or 2 (f64)");
   }
   if (given->reserved != 0) refuse("reserved", std::to_string(given->reserved), "0");
   if (given->threads > 0) options.threads = given->threads;

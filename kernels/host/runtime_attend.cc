@@ -46,7 +46,8 @@ void RuntimeSequence::attend(int layer, const float* query, float multiplier, in
   attend_shared(layer, {query, out, multiplier, window, static_cast<int32_t>(tokens)});
 }
 
-int32_t RuntimeSequence::splits_of(const Attention& a) {
+int32_t RuntimeSequence::splits_of(const Attention& a) const {
+  if (units_.arithmetic() == KVCC_ARITHMETIC_F64) return 1;  // parts would be rounded to f32
   const int64_t visible = a.window > 0 ? std::min<int64_t>(a.window, a.tokens) : a.tokens;
   return static_cast<int32_t>(std::clamp<int64_t>(visible / kSplitTokens, 1, kMostSplits));
 }

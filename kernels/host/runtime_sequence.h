@@ -86,7 +86,7 @@ class RuntimeSequence {
     int64_t window;
     int32_t tokens;
   };
-  static int32_t splits_of(const Attention& a);
+  int32_t splits_of(const Attention& a) const;
   KvccAttentionParams attention_params(int layer, const Attention& a, float* partial);
   size_t partial_floats(int32_t splits) const;
   void attend_shared(int layer, const Attention& a);

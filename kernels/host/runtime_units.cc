@@ -154,7 +154,8 @@ void RuntimeUnits::find(const RuntimeArtifact& artifact, const std::string& path
 
 void RuntimeUnits::run(int family, const void* params, uint32_t first, uint32_t last) const {
   if (first >= last) return;
-  if (handle_ == nullptr) {
+  // Only the built-in units have attention in double.
+  if (handle_ == nullptr || (family == KVCC_CPU_ATTENTION && tables_.arithmetic == KVCC_ARITHMETIC_F64)) {
     kvcc_cpu_run(family, &config_, params, &tables_, first, last);
     return;
   }

@@ -26,6 +26,8 @@ class RuntimeUnits {
   /// Blocks [first, last) of a family's grid, KVCC_CPU_…. From any thread.
   void run(int family, const void* params, uint32_t first, uint32_t last) const;
 
+  int arithmetic() const { return tables_.arithmetic; }
+
  private:
   void load(const RuntimeArtifact& artifact, const std::string& path);
   void find(const RuntimeArtifact& artifact, const std::string& path, const KvccCpuLibrary& library);

@@ -66,6 +66,17 @@ def test_smollm2(tmp_path, prefill):
         assert found["full_difference"].max() < 1e-3
 
 
+@pytest.mark.parametrize("prefill", ("exact", "quantised"))
+def test_tiny_models_in_double(tiny, prefill):
+    """--arithmetic f64: each cache keeps its own rows, and they stay the same bits."""
+    name, folder = tiny
+    ids = np.random.default_rng(5).integers(0, 256, 200)
+    found = teacher_force(folder, folder / "model", folder / "t.kvcb", ids, 90, prefill, "free", "f64")
+    assert found["rows"] > 0 and found["differing_rows"] == 0
+    assert_same_choice(found)
+    assert found["difference"].max() < 1e-5
+
+
 def test_fixed_point_is_near(tmp_path):
     """--arithmetic i16 rounds weights and levels to 16 bits, which shows in the logits, and little."""
     found = teacher_force(tmp_path, model_path(), smollm2_codebook(3), evaluation_ids(2048, 90), 65, "quantised", "led", "i16")

@@ -182,8 +182,8 @@ MUTATIONS = [
              "return all.word[0] | all.word[1] | all.word[2] | all.word[3];", "return all.word[0];", "attention_wide", 192),
     Mutation("outliers' weights without their doubling", "attention_block.cuh", "add(score[e / 4][e % 4], score[e / 4][e % 4])",
              "score[e / 4][e % 4]", "attention_wide", 192),
-    Mutation("zero-points of the wrong half of a step", "mma_block_outliers.cuh", "second * 2u + element.token / 8u % 2u",
-             "(1u - second) * 2u + element.token / 8u % 2u", "attention_wide", 256),
+    Mutation("zero-points in another warp's run", "mma_block_outliers.cuh", "(channel, record, band) + at.warp * to.kRun",
+             "(channel, record, band) + (at.warp ^ 1u) * to.kRun", "attention_wide", 256),
     # -- softmax and merges
     Mutation("no new unit when the greatest score rises", "attention.cuh", "    if (ballot(rises) != 0) [[unlikely]] {",
              "    if (false) {", "attention_narrow", 80),

@@ -23,7 +23,7 @@ reference::Rotation rotation_of(const Made& made, const host::RopeUse& use = {})
 
 /// out [Hq, Dv] of query (turned) over the first `tokens` that the layer gives back.
 void expect_attention(const Made& made, KvccSequence* sequence, int layer, const std::vector<float>& query,
-                      float multiplier, int64_t window, const std::vector<float>& out, bool i16,
+                      float multiplier, int64_t window, const std::vector<float>& out, int arithmetic,
                       const reference::Rotation& rotation) {
   const int64_t tokens = kvcc_length(sequence, layer);
   std::vector<float> key(tokens * made.key_columns()), value(tokens * made.value_columns());
@@ -34,7 +34,7 @@ void expect_attention(const Made& made, KvccSequence* sequence, int layer, const
       key, value, query, {s.kv_heads, s.head_dim, s.value_head_dim, s.group(), window, multiplier}, rotation);
   float most = 0;  // bounds scale and zero-point of a range
   for (const float v : value) most = std::max(most, std::fabs(v));
-  const double e = i16 ? 0x1p-8 : 0x1p-19;
+  const double e = arithmetic == 0 ? 0x1p-19 : arithmetic == 1 ? 0x1p-8 : 0x1p-22;  // f32, i16, f64
   for (size_t i = 0; i < out.size(); ++i) {
     const double bound = e * wanted.sensitivity[i] + 2 * e * (wanted.magnitude[i] + 2 * most);
     ASSERT_NEAR(out[i], wanted.value[i], bound) << "output " << i << " of layer " << layer << ", window " << window;
@@ -50,10 +50,10 @@ std::vector<float> attend(KvccSequence* sequence, int layer, const std::vector<f
 }
 
 TEST_P(Attending, AgreesWithTheReference) {
-  for (const bool i16 : {false, true}) {
+  for (const int arithmetic : {0, 1, 2}) {
     Made made(GetParam());
     const Artifact artifact = open(made.bytes());
-    const Sequence sequence = create(artifact.get(), options(2, i16));
+    const Sequence sequence = create(artifact.get(), options(2, arithmetic));
     const Text text(made, 1400);
     int64_t done = 0;
     for (const int64_t tokens : {1, 2, 63, 64, 65, 200, 1400}) {  // of 1400 there are splits
@@ -66,8 +66,8 @@ TEST_P(Attending, AgreesWithTheReference) {
           ASSERT_EQ(kvcc_rotate(sequence.get(), query.data(), tokens - 1, 1), KVCC_OK);
           const auto out = attend(sequence.get(), l, query, made, multiplier, window);
           ASSERT_NO_FATAL_FAILURE(expect_attention(made, sequence.get(), l, query, multiplier,
-                                                   window > tokens ? 0 : window, out, i16, rotation_of(made)))
-              << tokens << " tokens, i16 " << i16;
+                                                   window > tokens ? 0 : window, out, arithmetic, rotation_of(made)))
+              << tokens << " tokens, arithmetic " << arithmetic;
         }
       }
     }
@@ -75,7 +75,7 @@ TEST_P(Attending, AgreesWithTheReference) {
 }
 
 TEST_P(Attending, ManyAtATimeAreAsOneByOne) {
-  for (const auto& [arithmetic, threads] : {std::pair{0, 1}, {1, 2}, {0, 3}}) {
+  for (const auto& [arithmetic, threads] : {std::pair{0, 1}, {1, 2}, {0, 3}, {2, 2}}) {
     Made made(GetParam());
     const Artifact artifact = open(made.bytes());
     const int64_t before = 40, count = 600;
@@ -174,7 +174,8 @@ TEST(Rotary, FollowsTheModelsScaling) {
           }
         }
         const auto out = attend(sequence.get(), 0, turned, made);
-        ASSERT_NO_FATAL_FAILURE(expect_attention(made, sequence.get(), 0, turned, 0, 0, out, false, rotation))
+        ASSERT_NO_FATAL_FAILURE(
+            expect_attention(made, sequence.get(), 0, turned, 0, 0, out, /*arithmetic=*/0, rotation))
             << tokens;
       }
     }

@@ -158,7 +158,7 @@ TEST_F(Errors, OptionsAreChecked) {
   refused([](KvccOptions& o) { o.threads = 5000; }, "options.threads: 5000");
   refused([](KvccOptions& o) { o.max_tokens = -1; }, "options.max_tokens");
   refused([](KvccOptions& o) { o.max_tokens = (1 << 24) + 1; }, "options.max_tokens");
-  refused([](KvccOptions& o) { o.arithmetic = 2; }, "options.arithmetic");
+  refused([](KvccOptions& o) { o.arithmetic = 3; }, "options.arithmetic");
   refused([](KvccOptions& o) { o.reserved = 1; }, "options.reserved");
   refused([](KvccOptions& o) { o.units = ""; }, "options.units");
   struct {

@@ -1,6 +1,6 @@
-// teacher_force MODEL CODEBOOK IDS PREFIX exact|quantised led|free [f32|i16 [UNITS]]: prefills the first PREFIX of the
-// ids (raw int32) into the packed and the simulated cache, then runs the rest one by one through both, whatever they
-// predict.
+// teacher_force MODEL CODEBOOK IDS PREFIX exact|quantised led|free [f32|i16|f64 [UNITS]]: prefills the first PREFIX of
+// the ids (raw int32) into the packed and the simulated cache, then runs the rest one by one through both, whatever
+// they predict. f64: both attend in double, each by its own program.
 //
 // led: both caches get the same rows to keep, so that what differs is what packing, appending and attention make of
 // them. The rows are those of eval's own cache in one pass over all ids; with exact prefill, which eval has not, those
@@ -24,6 +24,7 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -34,6 +35,7 @@
 #include "calib/eval/incremental_cache.h"
 #include "calib/model/generate.h"
 #include "formats/store/codebook.h"
+#include "tests/calib/eval/precise_cache.h"
 
 namespace {
 
@@ -131,11 +133,18 @@ nlohmann::ordered_json run(const Arguments& o) {
   KvccOptions options{};
   options.size = sizeof options;
   options.threads = threads;
-  options.arithmetic = o.arithmetic == "i16" ? 1 : 0;
+  const bool precise = o.arithmetic == "f64";
+  options.arithmetic = precise ? 2 : o.arithmetic == "i16" ? 1 : 0;
   options.units = o.units.empty() ? nullptr : o.units.c_str();
   const cli::PackedArtifact artifact = cli::open_packed_artifact(o.codebook, false);
   cli::PackedCache packed_cache(artifact.get(), decoder.rope(), options);
-  IncrementalCache simulated_cache(codebook, decoder.rope(), layers, threads);
+  std::unique_ptr<AttentionCache> simulated_cache;
+  if (precise) {
+    simulated_cache =
+        std::make_unique<test::PreciseCache>(codebook, decoder, static_cast<int64_t>(ids.size()), threads);
+  } else {
+    simulated_cache = std::make_unique<IncrementalCache>(codebook, decoder.rope(), layers, threads);
+  }
 
   TeacherRows rows(layers, static_cast<int64_t>(ids.size()));
   at::Tensor full;
@@ -145,7 +154,7 @@ nlohmann::ordered_json run(const Arguments& o) {
   }
   const char* perturb = std::getenv("PERTURB");
   LedCache packed(packed_cache, rows, led ? Lead::follow : Lead::none);
-  LedCache simulated(simulated_cache, rows,
+  LedCache simulated(*simulated_cache, rows,
                      !led       ? Lead::none
                      : has_full ? Lead::follow
                                 : Lead::record,
@@ -192,7 +201,7 @@ nlohmann::ordered_json run(const Arguments& o) {
 
 int main(int argc, char** argv) {
   if (argc < 7 || argc > 9) {
-    std::fputs("teacher_force MODEL CODEBOOK IDS PREFIX exact|quantised led|free [f32|i16 [UNITS]]\n", stderr);
+    std::fputs("teacher_force MODEL CODEBOOK IDS PREFIX exact|quantised led|free [f32|i16|f64 [UNITS]]\n", stderr);
     return 2;
   }
   try {
