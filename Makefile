@@ -35,7 +35,9 @@ APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip cu
        libhdf5-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev nlohmann-json3-dev libpcre2-dev \
        libssl-dev librapidcheck-dev libhwy-dev
 
-.PHONY: build tests demo test full check format bench bars install clean help deps apt venv oracles nvcc model text golden
+BROWSER := chromium fonts-dejavu-core
+
+.PHONY: build tests demo test full check format bench bars install clean help deps apt venv oracles browser nvcc model text golden
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -71,6 +73,13 @@ $(VENV)/.oracles: tests/requirements.txt | venv
 	$(VENV)/bin/pip install -q --disable-pip-version-check -r tests/requirements.txt
 	@touch $@
 
+# Its tests are skipped, and say so, where it cannot be had.
+browser:  ## Chromium, in which the HTML reports are tested
+	@command -v chromium >/dev/null && [ -d /usr/share/fonts/truetype/dejavu ] || \
+	{ [ $$(id -u) = 0 ] && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(BROWSER) >/dev/null; } || \
+	echo "make: no Chromium (as root, once: apt-get install $(BROWSER)): tests of the HTML reports are skipped" >&2
+
 # nvcc from PyPI where the machine has none. Parts must be of one release, or they do not fit together.
 nvcc: | venv
 	@if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] || [ -e $(VENV)/.nvcc-$(CUDA) ]; then :; \
@@ -104,13 +113,13 @@ define ctest
 	if [ -n "$$skips" ]; then echo "Skipped:"; echo "$$skips"; else echo "No test was skipped."; fi; exit $$status
 endef
 
-test: tests oracles model nvcc  ## all tests but the long ones (under fifteen minutes on two cores)
+test: tests oracles model nvcc browser  ## all tests but the long ones (under fifteen minutes on two cores)
 	$(call ctest,-LE full)
 
-full: tests oracles model nvcc  ## all tests
+full: tests oracles model nvcc browser  ## all tests
 	$(call ctest)
 
-SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cuh' '*.inc' | grep -v '^tests/golden/')
+SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cuh' '*.inc' '*.js' | grep -v '^tests/golden/')
 format:  ## clang-format (Debian 12's, version 14) over the tree
 	@clang-format -i $(filter-out %.inc,$(SOURCES))
 
@@ -123,8 +132,9 @@ check: tests oracles nvcc  ## formatter, include rules, bars of the shipped kern
 	cmake --build $(BUILD)-sanitize -j $(JOBS)
 	cd $(BUILD)-sanitize && ctest --output-on-failure -j $(JOBS) -LE 'full|oracle'
 
-golden: tests  ## rewrite the kept emitted units in tests/golden
+golden: tests oracles browser  ## rewrite the kept emitted units and pictures of reports
 	KVCC_UPDATE_GOLDEN=1 $(BUILD)/tests/test_codegen --gtest_filter='*olden*'
+	KVCC_UPDATE_GOLDEN=1 KVCC_BUILD=$(abspath $(BUILD)) PYTHONPATH=tests $(PY) -m pytest -q -p no:cacheprovider tests/calib/report -k kept
 
 bench: tests oracles model nvcc  ## speed and memory as ratios against the reference, in one run; predicted times of the kernels (about ten minutes)
 	@$(PY) tests/bench/bench.py --kvcc $(KVCC) --model $(MODEL)

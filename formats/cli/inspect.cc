@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "calib/report/html_report.h"
 #include "calib/report/text_page.h"
 #include "formats/cli/program.h"
 #include "formats/cli/terminal.h"
@@ -24,7 +25,7 @@ using kvcc::cli::Common;
 using nlohmann::ordered_json;
 
 struct Options {
-  std::string path, activations;
+  std::string path, activations, html;
   int layer = -1, head = -1;
   int64_t samples = -1;  ///< of activations; -1: as many as are read at once, 0: all
   bool csv = false;
@@ -97,8 +98,27 @@ kvcc::ReportData read_report(const Options& options, const Common& common) {
   return kvcc::report_data(std::move(codebook), &ranges, options.activations);
 }
 
+/// With --html: the report. `bytes`: of the file or folder.
+void write_report(const Options& options, const kvcc::ReportData& data, uint64_t bytes) {
+  if (options.html.empty()) return;
+  std::error_code error;
+  if (fs::equivalent(options.html, options.path, error)) {
+    throw kvcc::Error(kvcc::ErrorKind::usage, "--html " + options.html, "is the file to inspect", "another name");
+  }
+  kvcc::write_text_file(options.html, kvcc::codebook_html(data, options.path, bytes));
+  spdlog::info("{}: the report", options.html);
+}
+
+/// Throws Error(usage) where a report is asked of a file that has no statistics of heads.
+void refuse_report(const Options& options) {
+  if (options.html.empty() && options.activations.empty()) return;
+  throw kvcc::Error(kvcc::ErrorKind::usage, options.html.empty() ? "--activations" : "--html",
+                    options.path + " has no heads to report on", "a .kvcb or an activations folder");
+}
+
 int inspect_codebook(const Options& options, const Common& common) {
   const kvcc::ReportData data = read_report(options, common);
+  write_report(options, data, fs::file_size(options.path));
   const kvcc::Codebook& codebook = data.codebook;
   const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(data.heads, options.filter);
   if (options.csv) {
@@ -174,6 +194,7 @@ int inspect_activations(const Options& options, const Common& common) {
     data = kvcc::activations_report(reader, samples, common.threads, [&] { progress.advance(); });
   }
   if (!data.rotated_problem.empty()) spdlog::warn("no ranges after RoPE: {}", data.rotated_problem);
+  write_report(options, data, bytes);
   const std::vector<kvcc::HeadReport> heads = kvcc::select_heads(data.heads, options.filter);
   if (options.csv) {
     fmt::print("{}", kvcc::heads_csv(heads));
@@ -288,11 +309,13 @@ int inspect(const Options& options, const Common& common) {
   const fs::path path = options.path;
   if (fs::is_directory(path, error)) {
     if (kvcc::is_activations_folder(options.path)) return inspect_activations(options, common);
+    refuse_report(options);
     if (fs::exists(path / "kernels.json", error)) return inspect_kernels(options.path, common);
     throw kvcc::bad_input(options.path, "a folder without manifest.json or kernels.json",
                           "a .kvcb, an activations folder or a kernels folder");
   }
   if (path.filename() == "kernels.json") {
+    refuse_report(options);
     const std::string folder = path.parent_path().string();
     return inspect_kernels(folder.empty() ? "." : folder, common);
   }
@@ -302,6 +325,7 @@ int inspect(const Options& options, const Common& common) {
     const auto& root = tree.at("/").attributes;
     const auto format = root.find("format");
     if (format != root.end() && format->second.bytes == "kvcc-activations-shard") {
+      refuse_report(options);
       return inspect_tree(options.path, tree, common);
     }
   }
@@ -326,6 +350,8 @@ int main(int argc, char** argv) {
     app.add_option("--samples", options.samples,
                    "Samples of an activations folder to read; 0: all (default: as many as 1 GiB holds)")
         ->check(number);
+    app.add_option("--html", options.html,
+                   "Also write a report to look at, one HTML file (of a .kvcb or an activations folder)");
     app.add_flag("--csv", options.csv, "Every number of the heads as comma-separated values, one row a head");
   };
   return kvcc::cli::run(argc, argv, "inspect", "What a file of kvcc holds: provenance, statistics, codebooks",
