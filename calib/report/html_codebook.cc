@@ -88,8 +88,9 @@ ordered_json tensor_json(const std::vector<const HeadReport*>& heads, int dim, i
 
 std::string codebook_html(const ReportData& report, const std::string& path, uint64_t bytes) {
   const Codebook& codebook = report.codebook;
-  ordered_json data = {
-      {"title", "kvcc: " + codebook.model.name + ", " + short_name(codebook.scheme)}, {"path", path}, {"bytes", bytes}};
+  const bool activations = codebook.scheme.is_full();
+  const std::string what = activations ? "activations" : short_name(codebook.scheme);
+  ordered_json data = {{"title", "kvcc: " + codebook.model.name + ", " + what}, {"path", path}, {"bytes", bytes}};
   // What the text and the JSON of kvcc inspect say, less the heads, which follow in the form that the page reads.
   const ordered_json document = codebook_json(report, {});
   for (const auto& [name, value] : document.items()) {

@@ -107,6 +107,7 @@ function rangeBars({label, kind, ranges, from, count, low, high, bounds, describ
     const marks = heads ? Array.from({length: heads}, (_, h) => (h + .5) * dim) : undefined;
     view.append(axes(x, y, width, height, margin, {
       xTicks: marks,
+      whole: !heads,
       xLabel: heads ? (v) => `${heads > 8 || width < 500 ? '' : 'head '}${Math.floor(v / dim)}` : undefined,
       yLabel: (v) => number(v, 4),
       xName: heads ? (width < 500 || heads > 8 ? 'head' : undefined) : 'channel'

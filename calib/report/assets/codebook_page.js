@@ -128,7 +128,7 @@ function overview(bar) {
 }
 
 const bar = {
-  name: 'codebook report',
+  name: isFolder ? 'activations' : 'codebook report',
   links: [['', 'Overview'], ['heat', 'Heat maps'], ['channels', 'Channels'], ['heads', 'Heads']]
 };
 let last;

@@ -121,7 +121,7 @@ function fisherBars(head, values) {
       if (known(value)) path += `M${x(c + .5).toFixed(2)} ${y(0)}V${y(value).toFixed(2)}`;
     });
     view.append(
-        axes(x, y, width, height, margin, {yTicks: 3, yLabel: (v) => number(v, 3), xName: 'channel'}),
+        axes(x, y, width, height, margin, {yTicks: 3, yLabel: (v) => number(v, 3), xName: 'channel', whole: true}),
         svg('path', {d: path, stroke: `var(--${head.kind})`, 'stroke-width': Math.max(.6, step * .62)}));
     view.addEventListener('pointermove', (event) => {
       const c = Math.floor((event.clientX - view.getBoundingClientRect().left - x(0)) / step);

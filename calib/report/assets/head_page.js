@@ -55,7 +55,8 @@ function headPage(kind, l, h, bar, search) {
   const span = hasRanges &&
       extent([tensor.before.min, tensor.before.max, tensor.after?.min, tensor.after?.max, bounds?.lower, bounds?.upper],
              from, dim);
-  const knownFields = data.fields.filter((field) => head[field.name] !== undefined);
+  const knownFields =
+      data.fields.filter(({name}) => (isFolder ? known(head[name]) && name !== 'bits' : head[name] !== undefined));
   page(
       bar, search,
       el('div', {class: 'hero'}, pager, el('h1', {tabindex: -1, id: 'head-title'}, title),

@@ -76,11 +76,15 @@ function pixelScale(low, high, from, to, log = false) {
   return scale;
 }
 
-/// Grid, axes and names of a chart of width x height with margins {left, right, top, bottom}.
+/// Grid, axes (`whole`: marks at whole numbers alone) and names of a chart of width x height with margins {left, right,
+/// top, bottom}.
 function axes(
-    x, y, width, height, margin, {xName, yName, xTicks, yTicks = 5, xLabel = (v) => number(v, 6), yLabel = xLabel}) {
+    x, y, width, height, margin,
+    {xName, yName, xTicks, whole, yTicks = 5, xLabel = (v) => number(v, 6), yLabel = xLabel}) {
   const bottom = height - margin.bottom, right = width - margin.right;
-  const list = y.ticks(yTicks), columns = xTicks ?? x.ticks(Math.max(2, Math.floor((right - margin.left) / 70)));
+  const list = y.ticks(yTicks),
+        columns = (xTicks ?? x.ticks(Math.max(2, Math.floor((right - margin.left) / 70))))
+                      .filter((v) => !whole || Number.isInteger(v));
   return svg(
       'g', {'aria-hidden': 'true'},
       list.map(

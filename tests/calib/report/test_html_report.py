@@ -283,6 +283,24 @@ def test_what_a_file_does_not_hold_is_left_out(browser, tmp_path):
     assert browser.errors == []
 
 
+def test_an_activations_folder_has_a_report_too(browser, files, tmp_path):
+    """What needs no codebook: ranges before and after RoPE, Fisher mass; nothing about codes."""
+    kvcc("inspect", files / "a.acts", "--html", tmp_path / "r.html")
+    document = kvcc_json("inspect", files / "a.acts")
+    browser.view(1280)
+    browser.open(tmp_path / "r.html")
+    assert browser.evaluate("document.querySelectorAll('#channels canvas').length") == 2
+    metrics = browser.evaluate("[...document.querySelectorAll('input[name=metric]')].map((m) => m.value)")
+    assert "range" in metrics and "fisher_mass" in metrics and not {"sqnr_db", "bits", "weighted_sse", "outlier_fraction"} & set(metrics)
+    head = document["layers"][4]["key"][2]
+    browser.click(cell("key", 4, 2))
+    assert browser.evaluate("document.querySelectorAll('#histogram, #codes').length") == 0
+    shown = browser.evaluate("document.querySelector('.tile dd').textContent").split(" to ")
+    assert [float(x) for x in shown] == pytest.approx([head["range_min"], head["range_max"]], rel=1e-2)
+    assert not browser.evaluate("/NaN|undefined|null|Infinity/.test(document.body.innerText)")
+    assert browser.errors == []
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 def test_layout(browser, files, width):
     browser.view(width)
@@ -354,11 +372,12 @@ def test_a_large_artifact_stays_small_and_opens(browser, tmp_path):
 
 def test_command_line(files, tmp_path):
     artifact, before = files / "a.kvcb", (files / "a.kvcb").read_bytes()
-    assert "itself" in kvcc("inspect", artifact, "--html", artifact, code=2)[1]
+    assert "file to inspect" in kvcc("inspect", artifact, "--html", artifact, code=2)[1]
     assert artifact.read_bytes() == before
     kvcc("inspect", artifact, "--html", tmp_path / "no/such/r.html", code=3)
     kvcc("inspect", artifact, "--html", "/dev/null", code=3)
-    assert "--html" in kvcc("inspect", files / "a.acts", "--html", tmp_path / "r.html", code=2)[1]
+    shard = next((files / "a.acts").rglob("*.h5"))
+    assert "--html" in kvcc("inspect", shard, "--html", tmp_path / "r.html", code=2)[1]
     subprocess.run([MAKE, "activations", tmp_path / "b.acts", "2", "1", "8"], check=True)
     assert "b.acts" in kvcc("inspect", artifact, "--html", tmp_path / "r.html", "--activations", tmp_path / "b.acts", code=3)[1]
     assert not list(tmp_path.glob("*.html*"))
