@@ -199,18 +199,22 @@ function drawn(draw, attributes) {
     }
   }).observe(box);
   box.render = render;
-  redraws.add(render);
+  onTheme(box, render);
   return box;
 }
-const redraws = new Set();
+/// Colours that no style sheet sets are drawn again when the theme changes, as long as `node` is in the page.
+function onTheme(node, render) {
+  redraws.push({node, render});
+}
+let redraws = [];
 const dark = matchMedia('(prefers-color-scheme: dark)');
 dark.addEventListener('change', () => {
-  for (const render of redraws) render();
+  redraws = redraws.filter(({node}) => node.isConnected);
+  for (const {render} of [...redraws]) render();
 });
 
 /// Fills the page. `search`: the element of the bar's search box, if any.
 function page(bar, search, ...sections) {
-  redraws.clear();
   hideTip();
   document.getElementById('app').replaceChildren(
       el('header', {class: 'top'},

@@ -6,6 +6,7 @@
 function strip({label, kind, ranges, scale, pick}) {
   const size = magnitudes(ranges), columns = headCount * tensors[kind].dim, dim = tensors[kind].dim;
   const canvas = el('canvas', {role: 'img', tabindex: 0, 'aria-label': label});
+  const said = el('span', {class: 'hidden', role: 'status'});
   let at = {l: 0, c: 0};
   const box = drawn((width) => {
     const dots = Math.max(1, Math.min(columns, Math.round(width * Math.min(devicePixelRatio, 2))));
@@ -72,7 +73,7 @@ function strip({label, kind, ranges, scale, pick}) {
       c: Math.min(Math.max(at.c + step[1], 0), columns - 1)
     };
     const area = canvas.getBoundingClientRect();
-    canvas.setAttribute('aria-label', describe().replace('\n', ': '));
+    said.textContent = describe().replace('\n', ': ');
     showTip(
         describe(), area.left + (at.c + .5) / columns * area.width,
         area.top + (at.l + .5) / layers.length * area.height);
@@ -81,7 +82,7 @@ function strip({label, kind, ranges, scale, pick}) {
       'div', {class: 'strip'},
       el('div', {class: 'side', 'aria-hidden': 'true'}, el('span', {}, layers[0]), el('span', {}, 'layer'),
          el('span', {}, layers[layers.length - 1])),
-      box,
+      box, said,
       el('div', {class: 'foot', 'aria-hidden': 'true'}, headCount > 4 && el('i', {}, 'head'),
          Array.from({length: headCount}, (_, h) => el('span', {}, headCount > 4 ? h : `head ${h}`))));
 }

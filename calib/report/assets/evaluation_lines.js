@@ -83,7 +83,7 @@ function attentionCard() {
                         }).node);
   };
   draw();
-  redraws.add(draw);
+  onTheme(box, draw);
   const rows = () => [
       ['scheme', 'layer', 'query head', ...kinds.map(([id]) => id)],
       ...list.flatMap(

@@ -85,7 +85,7 @@ function resultsCard() {
 }
 let redrawResults = () => {};
 
-const search = el('search', {class: 'search'}, el('input', {
+const search = el('search', {class: 'search', role: 'search'}, el('input', {
                     type: 'search',
                     placeholder: 'kivi, 4, pseudo-decode …',
                     'aria-label': 'Search schemes',

@@ -74,6 +74,6 @@ function searchBox() {
         document.getElementById('heads')?.scrollIntoView();
     }
   });
-  return el('search', {class: 'search'}, input, status);
+  return el('search', {class: 'search', role: 'search'}, input, status);
 }
 const search = searchBox();

@@ -16,7 +16,12 @@ function heatMap({label, layers, heads, value, text, name, flagged, reverse, log
          el('div', {class: 'name corner', role: 'columnheader'}, el('span', {class: 'word'}, 'layer')),
          heads.map(
              (head, h) =>
-                 el('div', {class: 'name head', role: 'columnheader', style: {'--h': h}, 'aria-label': `head ${head}`},
+                 el('div', {
+                   class: heads.length > 12 && h % 4 !== 0 ? 'name head minor' : 'name head',
+                   role: 'columnheader',
+                   style: {'--h': h},
+                   'aria-label': `head ${head}`
+                 },
                     el('span', {class: 'word'}, 'head'), el('span', {}, head)))));
   layers.forEach((layer, l) => {
     const row =

@@ -60,7 +60,7 @@ function heatCard(maps) {
     }));
     applySearch();
   };
-  redraws.add(draw);
+  onTheme(box, draw);
   const node = card(
       {
         id: 'heat',
@@ -134,7 +134,7 @@ function stripCard() {
                '.'));
   };
   draw();
-  redraws.add(draw);
+  onTheme(box, draw);
   return card(
       {
         id: 'channels',

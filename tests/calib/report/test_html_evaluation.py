@@ -142,6 +142,19 @@ def test_lines_are_the_documents_numbers(browser, report, source):
     assert browser.errors == []
 
 
+def test_a_theme_that_changes_is_followed(browser, report):
+    browser.view(1280)
+    browser.open(report)
+    color = "getComputedStyle(document.querySelector('#attention .heat button')).backgroundColor"
+    light = browser.evaluate(color)
+    browser.click("input[name=mode][value=pseudo-decode]")
+    browser.click("input[name=mode][value=full]")
+    browser.view(1280, dark=True)
+    assert browser.evaluate(color) != light
+    browser.view(1280)
+    assert browser.evaluate(color) == light
+
+
 def test_keyboard_search_and_readers(browser, report):
     browser.view(1280)
     browser.open(report)
