@@ -17,9 +17,11 @@
 #include "calib/eval/geometry.h"
 #include "calib/model/memory.h"
 #include "calib/model/self_sample.h"
+#include "calib/report/html_report.h"
 #include "calib/text/corpus.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
+#include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/core/text.h"
 
@@ -38,6 +40,12 @@ class Evaluation {
 
   int run() {
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
+    if (!o_.html.empty()) {
+      if (!o_.tasks.tasks.empty()) {
+        throw kvcc::Error(kvcc::ErrorKind::usage, "--html", "does not go with --task", "one of them");
+      }
+      kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
+    }
     set_options();
     add_codebooks();
     add_schemes();
@@ -57,8 +65,13 @@ class Evaluation {
                  subjects_.size() + 1);
     const kvcc::EvalReport report = evaluate(text);
     const kvcc::cli::EvalTable table{o_.model, model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0};
+    const Json document = kvcc::cli::eval_json(table, text, report);
+    if (!o_.html.empty()) {
+      kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
+      spdlog::info("{}: the report", o_.html);
+    }
     if (common_.json) {
-      kvcc::cli::print_json(kvcc::cli::eval_json(table, text, report));
+      kvcc::cli::print_json(document);
     } else {
       std::fputs(kvcc::cli::eval_table(table, report).c_str(), stdout);
     }

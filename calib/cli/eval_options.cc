@@ -69,6 +69,7 @@ void define_eval(CLI::App& app, EvalSettings& o) {
       ->check(CLI::Range(0, 1 << 24).description(""));
   app.add_flag("--run-code", o.tasks.run_code,
                "HumanEval: execute with python3 what the model wrote (limits of time and memory, no sandbox)");
+  app.add_option("--html", o.html, "Also write a report to look at, one HTML file");
   app.add_option("--journal", o.journal,
                  "File of what is done, window by window, for --resume (default: in the cache folder, removed when all "
                  "is done)");

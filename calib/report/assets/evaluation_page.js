@@ -126,7 +126,7 @@ function route() {
                `${count(data.effective_bits_context)} tokens in the cache, constants over ${
                    count(data.effective_bits_amortise)}`
              ],
-             ['Modes', modes.join(', ')]
+             ['Modes', modes.join(', ')], ['First and last tokens kept exact', data.exact_tokens]
            ])));
 }
 

@@ -322,3 +322,27 @@ def test_wrong_usage(tiny, artifacts):
         run("eval", *common, *arguments, code=2)
     run("eval", *common, "--codebook", folder / "none.kvcb", code=3)
     assert "needs >= 500 tokens" in run("eval", *common[:3], "--seqlen", 500, code=3).stderr
+
+
+def test_html_report(tiny, tmp_path):
+    """The page draws this run's document; a name that cannot be written is refused before anything is run."""
+    from browser import Browser
+    folder, *_ = tiny
+    common = (folder / "model", "--ids", folder / "windows.npy", "--seqlen", 64, "--windows", 2, "--scheme", "int4", "--scheme", "int2",
+              "--mode", "full", "--mode", "pseudo-decode", "--block", 16, "--repair", 10, "--attention", 2)
+    document = evaluate(*common, "--html", tmp_path / "e.html")
+    browser = Browser()
+    try:
+        browser.view(1280)
+        browser.open(tmp_path / "e.html")
+        points = dict(browser.evaluate("[...document.querySelectorAll('#pareto [data-name]')].map((p) => [p.dataset.name, p.getAttribute('aria-label')])"))
+        rows = {row["scheme"]: row for row in document["results"] if row.get("mode") == "full"}
+        assert set(points) == set(rows) == {"int4", "int2"}
+        for scheme, label in points.items():
+            assert float(label.split("Perplexity ")[1].split(",")[0]) == pytest.approx(rows[scheme]["perplexity"], rel=1e-5)
+        cards = browser.evaluate("[...document.querySelectorAll('.card')].map((c) => c.id)")
+        assert cards == ["pareto", "position", "magnitude", "repair", "context", "attention", "results", "provenance"]
+        assert browser.errors == []
+    finally:
+        browser.close()
+    assert "folder" in run("eval", *common, "--html", tmp_path / "no/e.html", code=3).stderr
