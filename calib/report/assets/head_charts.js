@@ -10,7 +10,7 @@ function histogramChart(head, shares, use, log) {
   const levels = head.codebook,
         label = `${headName(head)}: histogram of normalised elements with ${levels.length} codes`;
   return drawn((width) => {
-    const height = width < 500 ? 270 : 320, floor = height - margin.bottom;
+    const height = !shares ? 130 : width < 500 ? 270 : 320, floor = height - margin.bottom;
     const seen = shares ? Array.from(shares).filter((x) => x > 0) : [];
     const most = shares ? Math.max(...shares) * 1.05 : 1,
           least = log ? Math.max(Math.min(...seen) * .7, most * 1e-7) : 0;
