@@ -7,7 +7,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -117,18 +116,15 @@ void AtomicFile::commit(bool sync_name) {
   if (folder.value >= 0) ::fsync(folder.value);
 }
 
-std::string read_text_file(const std::string& path, uint64_t most) {
+std::string read_text_file(const std::string& path) {
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.value < 0) throw bad_input(path, errno == ENOENT ? "no such file" : std::strerror(errno));
   std::string text;
   struct stat info = {};
-  if (::fstat(file.value, &info) == 0 && S_ISREG(info.st_mode)) {
-    text.reserve(static_cast<size_t>(std::min(most, static_cast<uint64_t>(info.st_size))));
-  }
+  if (::fstat(file.value, &info) == 0 && S_ISREG(info.st_mode)) text.reserve(static_cast<size_t>(info.st_size));
   char buffer[1 << 16];
   while (true) {
-    const ssize_t n =
-        ::read(file.value, buffer, static_cast<size_t>(std::min<uint64_t>(sizeof buffer, most - text.size())));
+    const ssize_t n = ::read(file.value, buffer, sizeof buffer);
     if (n == 0) return text;
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw bad_input(path, errno == EISDIR ? "is a folder" : std::strerror(errno));

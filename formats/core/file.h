@@ -50,8 +50,7 @@ class AtomicFile {
   bool done_ = false;
 };
 
-/// The bytes of the file, the first `most` at most. Throws Error(bad_input).
-std::string read_text_file(const std::string& path, uint64_t most = UINT64_MAX);
+std::string read_text_file(const std::string& path);
 /// Through AtomicFile. Throws Error(resource) with needed and free bytes on ENOSPC.
 void write_text_file(const std::string& path, std::string_view text, bool sync_name = true);
 /// Leaves the file untouched (time stamp included) when it holds `text` already. Returns whether it wrote.

@@ -1,5 +1,6 @@
 #include "formats/core/json.h"
 
+#include <filesystem>
 #include <unordered_set>
 
 #include "formats/core/file.h"
@@ -110,9 +111,17 @@ template nlohmann::json parse_json(std::string_view, const std::string&);
 template nlohmann::ordered_json parse_json(std::string_view, const std::string&);
 
 std::string read_json_text(const std::string& path, uint64_t most) {
-  std::string text = read_text_file(path, most + 1);
-  if (text.size() > most) throw bad_input(path, "more than " + human_bytes(most), "a file of JSON");
-  return text;
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status) && !fs::is_directory(status)) {  // reading says the rest
+    if (!fs::is_regular_file(status)) throw bad_input(path, "is not a regular file", "a file of JSON");
+    const uint64_t size = fs::file_size(path, error);
+    if (!error && size > most) {
+      throw bad_input(path, human_bytes(size), "a file of JSON of at most " + human_bytes(most));
+    }
+  }
+  return read_text_file(path);
 }
 
 }  // namespace kvcc
