@@ -37,7 +37,7 @@ APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip cu
 
 BROWSER := chromium fonts-dejavu-core
 
-.PHONY: build tests demo test full check format bench bars install clean help deps apt venv oracles browser nvcc model text golden
+.PHONY: build tests demo test full check format bench bars fuzz install clean help deps apt venv oracles browser nvcc model text golden
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -132,6 +132,16 @@ check: tests oracles nvcc  ## formatter, include rules, bars of the shipped kern
 	cmake --build $(BUILD)-sanitize -j $(JOBS)
 	cd $(BUILD)-sanitize && ctest --output-on-failure -j $(JOBS) -LE 'full|oracle'
 
+# libFuzzer's own corpus grows in build-fuzz; what is worth keeping is copied to tests/corpus, which every test run reads.
+FUZZ_SECONDS ?= 600
+fuzz: deps  ## fuzz every parser for FUZZ_SECONDS (600) each under ASan and UBSan; FUZZ=NAME: that one alone
+	@command -v clang++ >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+	  --no-install-recommends clang libclang-rt-14-dev llvm >/dev/null)
+	cmake -S . -B $(BUILD)-fuzz -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
+	  -DCMAKE_CXX_FLAGS='-O1 -g1' -DKVCC_TORCH=OFF -DKVCC_FUZZ=ON -DKVCC_SANITIZE=address,undefined,fuzzer-no-link
+	cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzz_model fuzz_store fuzz_cache
+	@tests/fuzz/run.sh $(BUILD)-fuzz $(FUZZ_SECONDS) $(FUZZ)
+
 golden: tests oracles browser  ## rewrite the kept emitted units and pictures of reports
 	KVCC_UPDATE_GOLDEN=1 $(BUILD)/tests/test_codegen --gtest_filter='*olden*'
 	KVCC_UPDATE_GOLDEN=1 KVCC_BUILD=$(abspath $(BUILD)) PYTHONPATH=tests $(PY) -m pytest -q -p no:cacheprovider tests/calib/report -k kept
@@ -147,4 +157,4 @@ install: build  ## PREFIX=… : programs, libtorch, device headers; works away f
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:  ## remove what was built (not the venv, the model or the demo's results)
-	@rm -rf $(BUILD) $(BUILD)-sanitize
+	@rm -rf $(BUILD) $(BUILD)-sanitize $(BUILD)-fuzz

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 
 namespace kvcc {
@@ -81,9 +81,9 @@ ManifestDataset read_dataset(const std::string& path, const json& entry) {
 std::vector<ManifestDataset> read_manifest() {
   const char* set = std::getenv("KVCC_MANIFEST");
   const std::string path = set && *set ? set : share_folder() + "/datasets/manifest.json";
-  const std::string content = read_text_file(path);
+  constexpr uint64_t kMostBytes = 16 << 20;
+  const json root = read_json<json>(path, kMostBytes);
   try {
-    const json root = json::parse(content);
     if (root.at("schema_version") != 1) throw bad_input(path, "schema_version " + root["schema_version"].dump(), "1");
     std::vector<ManifestDataset> all;
     for (const json& entry : root.at("datasets")) all.push_back(read_dataset(path, entry));

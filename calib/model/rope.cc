@@ -2,10 +2,11 @@
 
 #include <ATen/ATen.h>
 
-#include <nlohmann/json.hpp>
+#include <cmath>
 #include <numbers>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 
 namespace kvcc {
 namespace {
@@ -42,10 +43,14 @@ at::Tensor scale_llama3(const at::Tensor& frequencies, const Json& scaling, cons
 
 /// GGUF stores the scaling of Llama 3.1 as one divisor a pair (rope_freqs.weight).
 at::Tensor scale_by_factors(const at::Tensor& frequencies, const Json& factors, const RopeInfo& info) {
-  const auto values = factors.get<std::vector<float>>();
+  const std::string place = "rope scaling " + info.scaling;
+  const auto values = json_value<std::vector<float>>(factors, "freq_factors", place);
+  for (const float value : values) {
+    if (!(value > 0) || !std::isfinite(value))
+      throw bad_input(place, "a factor of " + std::to_string(value), "above 0");
+  }
   if (static_cast<int64_t>(values.size()) != frequencies.numel()) {
-    throw bad_input("rope scaling " + info.scaling, std::to_string(values.size()) + " factors",
-                    std::to_string(frequencies.numel()));
+    throw bad_input(place, std::to_string(values.size()) + " factors", std::to_string(frequencies.numel()));
   }
   return frequencies / at::tensor(values);
 }
@@ -57,8 +62,7 @@ Rope::Rope(const RopeInfo& info) : rotary_dim_(info.rotary_dim) {
   const at::Tensor exponents = at::arange(0, rotary_dim_, 2, at::kFloat) / static_cast<double>(rotary_dim_);
   inverse_frequencies_ = 1.0 / at::pow(info.theta, exponents);
   if (info.scaling == "none") return;
-  Json scaling = Json::parse(info.scaling_json, nullptr, false);
-  if (!scaling.is_object()) scaling = Json::object();
+  const Json scaling = parse_json<Json>(info.scaling_json, "rope scaling " + info.scaling);
   if (info.scaling == "linear") {
     const double factor = parameter(scaling, info, "factor");
     if (!(factor > 0)) throw bad_input("rope scaling linear", info.scaling_json, "a positive factor");

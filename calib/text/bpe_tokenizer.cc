@@ -22,6 +22,22 @@ std::vector<const AddedToken*> choose(const std::vector<AddedToken>& all, bool n
   return chosen;
 }
 
+/// Looking for added tokens takes memory in proportion to all of their texts, and time to the longest.
+BpeSpec checked(BpeSpec spec) {
+  constexpr size_t kLongest = 1024, kAll = 2 << 20;
+  size_t all = 0;
+  for (const AddedToken& token : spec.added) {
+    all += token.content.size();
+    if (token.content.size() > kLongest || all > kAll) {
+      throw tokenizer_error(spec.place,
+                            "added token " + std::to_string(token.id) + " of " + std::to_string(token.content.size()) +
+                                " bytes, " + std::to_string(all) + " with those before it",
+                            "at most " + std::to_string(kLongest) + " bytes, and " + std::to_string(kAll) + " in all");
+    }
+  }
+  return spec;
+}
+
 struct Stage {
   SplitStage split;
   std::optional<Regex> regex;
@@ -30,7 +46,7 @@ struct Stage {
 class BpeTokenizer : public Tokenizer {
  public:
   explicit BpeTokenizer(BpeSpec spec)
-      : spec_(std::move(spec)),
+      : spec_(checked(std::move(spec))),
         words_(spec_),
         raw_(choose(spec_.added, false)),
         normalized_(choose(spec_.added, true)) {

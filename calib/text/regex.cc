@@ -3,6 +3,8 @@
 
 #include <pcre2.h>
 
+#include <algorithm>
+
 #include "calib/text/bpe_spec.h"
 
 namespace kvcc {
@@ -43,15 +45,19 @@ std::string translate(const std::string& pattern, const std::string& place) {
   return out;
 }
 
+// A pattern of a model takes some steps a byte. One whose time doubles with each byte is stopped: PCRE2's own default,
+// and more for long texts. Its memory, used where the JIT's stack does not do, is bounded likewise.
+constexpr uint64_t kLeastSteps = 10'000'000, kStepsPerByte = 64;
+constexpr uint32_t kHeapKib = 512 << 10;
+
 struct Scratch {  // one per thread: match data and a JIT stack that grows to 64 MiB
   pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
   pcre2_match_context* context = pcre2_match_context_create(nullptr);
   pcre2_jit_stack* stack = pcre2_jit_stack_create(64 << 10, 64 << 20, nullptr);
   Scratch() {
     if (!data || !context) throw std::bad_alloc();
-    pcre2_set_match_limit(context, UINT32_MAX);
     pcre2_set_depth_limit(context, UINT32_MAX);
-    pcre2_set_heap_limit(context, UINT32_MAX);
+    pcre2_set_heap_limit(context, kHeapKib);
     if (stack) pcre2_jit_stack_assign(context, nullptr, stack);
   }
   ~Scratch() {
@@ -78,7 +84,8 @@ Regex::Regex(const std::string& pattern, const std::string& place) : compiled_(s
   int error = 0;
   PCRE2_SIZE at = 0;
   compiled_->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                                  PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE, &error, &at, context);
+                                  PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at,
+                                  context);  // \C would cut characters into bytes
   pcre2_compile_context_free(context);
   if (!compiled_->code) {
     PCRE2_UCHAR message[256] = {};
@@ -96,6 +103,8 @@ Regex::Regex(Regex&&) noexcept = default;
 
 bool Regex::find(std::string_view text, size_t from, size_t& begin, size_t& end) const {
   thread_local const Scratch scratch;
+  const uint64_t steps = kLeastSteps + kStepsPerByte * (text.size() - std::min(from, text.size()));
+  pcre2_set_match_limit(scratch.context, static_cast<uint32_t>(std::min<uint64_t>(steps, UINT32_MAX)));
   const auto match = [&](uint32_t options) {
     return pcre2_match(compiled_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
                        PCRE2_NO_UTF_CHECK | options, scratch.data, scratch.context);
@@ -103,6 +112,10 @@ bool Regex::find(std::string_view text, size_t from, size_t& begin, size_t& end)
   int result = match(0);
   if (result == PCRE2_ERROR_JIT_STACKLIMIT) result = match(PCRE2_NO_JIT);
   if (result == PCRE2_ERROR_NOMATCH) return false;
+  if (result == PCRE2_ERROR_MATCHLIMIT || result == PCRE2_ERROR_HEAPLIMIT) {
+    throw tokenizer_error(compiled_->place, "splitting pattern " + compiled_->pattern + " takes too many steps",
+                          "a pattern whose time grows with the text as its length does");
+  }
   if (result < 0) {
     throw Error(ErrorKind::resource, compiled_->place,
                 "splitting pattern " + compiled_->pattern + ": PCRE2 error " + std::to_string(result));
@@ -110,6 +123,9 @@ bool Regex::find(std::string_view text, size_t from, size_t& begin, size_t& end)
   const PCRE2_SIZE* pair = pcre2_get_ovector_pointer(scratch.data);
   begin = pair[0];
   end = pair[1];
+  if (begin < from || end <= from || begin > end) {  // \K and (*ACCEPT) can do that
+    throw tokenizer_error(compiled_->place, "splitting pattern that matches nothing at all: " + compiled_->pattern);
+  }
   return true;
 }
 

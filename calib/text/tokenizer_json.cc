@@ -1,16 +1,18 @@
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "calib/text/bpe_spec.h"
-#include "formats/core/file.h"
+#include "formats/core/json.h"
 
 namespace kvcc {
 namespace {
 
 using nlohmann::json;
 
+constexpr uint64_t kMostBytes = 128 << 20;
 constexpr int64_t kMaxVocabulary = 1 << 24;
+constexpr size_t kMaxStages = 64;
+constexpr size_t kMaxHoles = 1 << 20;  // ids without token, which take memory all the same
 
 class Reader {
  public:
@@ -78,6 +80,11 @@ class Reader {
     spec_.fuse_unknown = flag(model, "fuse_unk", false);
     for (const auto& [token, value] : vocab.items()) {
       const int32_t number = id(value, "token " + token);
+      if (static_cast<size_t>(number) > vocab.size() + kMaxHoles) {
+        throw refuse("the id of token " + token + " is " + std::to_string(number) + " in a vocabulary of " +
+                         std::to_string(vocab.size()),
+                     "few ids without token");
+      }
       if (spec_.tokens.size() <= static_cast<size_t>(number)) spec_.tokens.resize(static_cast<size_t>(number) + 1);
       ids_.emplace(token, number);
       std::string& bytes = spec_.tokens[static_cast<size_t>(number)];
@@ -134,8 +141,10 @@ class Reader {
     const std::string type = text(pre, "type");
     if (type == "Sequence") {
       const json& parts = member(pre, "pretokenizers");
-      if (!parts.is_array() || nested_++ > 0)
-        throw refuse("a pre_tokenizer Sequence that is not a list of plain steps");
+      if (!parts.is_array() || nested_++ > 0 || parts.size() > kMaxStages) {
+        throw refuse("a pre_tokenizer Sequence that is not a list of plain steps",
+                     "at most " + std::to_string(kMaxStages) + " of them");
+      }
       for (const json& part : parts) read_pre_tokenizer(part);
     } else if (byte_level_) {
       throw refuse("pre_tokenizer " + type + " after ByteLevel", "ByteLevel to be the last");
@@ -182,6 +191,7 @@ class Reader {
     const std::string type = text(post, "type");
     if (type == "Sequence") {
       const json& parts = member(post, "processors");
+      if (!parts.is_array()) throw refuse("a post_processor Sequence without a list of processors");
       for (const json& part : parts) {
         if (text(part, "type") != "Sequence") read_post_processor(part);
       }
@@ -231,23 +241,16 @@ class Reader {
   int nested_ = 0;
 };
 
-json parse_file(const std::string& path) {
-  const std::string text = read_text_file(path);
-  json root = json::parse(text, nullptr, false);
-  if (!root.is_object()) throw bad_input(path, "not a JSON object");
-  return root;
-}
-
 }  // namespace
 
 BpeSpec spec_from_json(const TokenizerSource& source) {
   BpeSpec spec;
   spec.place = source.json_path;
   spec.bos_id = source.bos_id;
-  const json root = parse_file(source.json_path);
+  const json root = read_json<json>(source.json_path, kMostBytes);
   Reader reader(source.json_path, root, spec);
   reader.read();
-  if (!source.config_json_path.empty()) reader.read_settings(parse_file(source.config_json_path));
+  if (!source.config_json_path.empty()) reader.read_settings(read_json<json>(source.config_json_path, kMostBytes));
   return spec;
 }
 

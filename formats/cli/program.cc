@@ -112,7 +112,8 @@ Failure failure_of_current_exception() {
 }
 
 int report(const Failure& failure, bool json) {
-  spdlog::error("{}{}", failure.message, failure.hint.empty() ? "" : fmt::format(" ({})", failure.hint));
+  spdlog::error("{}{}", printable(failure.message, true),
+                failure.hint.empty() ? "" : fmt::format(" ({})", printable(failure.hint, true)));
   if (json) {
     nlohmann::ordered_json document;
     document["error"] = {{"code", failure.code}, {"message", failure.message}, {"hint", failure.hint}};
@@ -194,6 +195,16 @@ int run(int argc, char** argv, const std::string& verb, const std::string& summa
   } catch (...) {
     return report(failure_of_current_exception(), json);
   }
+}
+
+std::string printable(std::string_view text, bool lines) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool plain = (byte >= 0x20 && byte != 0x7f) || (lines && (c == '\n' || c == '\t'));
+    shown += plain ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
+  }
+  return shown;
 }
 
 void print_json(const nlohmann::ordered_json& document) {

@@ -43,6 +43,9 @@ class Progress {
 };
 
 /// Prints one JSON document, "schema_version" first, to stdout.
+/// `text` with control characters as \x1b, so that a name from a file commands no terminal; with `lines`, line breaks
+/// stay.
+std::string printable(std::string_view text, bool lines = false);
 void print_json(const nlohmann::ordered_json& document);
 
 /// Text table, first column left, the rest right aligned; plain ASCII separators.

@@ -1,9 +1,10 @@
-// kvcc validate: everything that is wrong with files of kvcc.
+// kvcc validate: everything that is wrong with files of kvcc, and whether a model can be used.
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <filesystem>
 
+#include "calib/text/tokenizer.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/text.h"
@@ -12,6 +13,7 @@
 #include "formats/store/codebook.h"
 #include "formats/store/kernels_manifest.h"
 #include "formats/weights/gguf_file.h"
+#include "formats/weights/model_files.h"
 
 namespace {
 
@@ -30,6 +32,30 @@ void hold(Verdict& verdict, const std::vector<kvcc::ExportedTensor>& tensors) {
   }
 }
 
+/// Configuration, weights and, where there is one, the tokenizer, opened as kvcc collect does.
+void check_model(const std::string& path, Verdict& verdict) {
+  verdict.kind = "model";
+  const kvcc::ModelFiles files = kvcc::open_model(path);
+  const kvcc::TokenizerSource& source = files.tokenizer;
+  if (!source.json_path.empty() || !source.gguf_model.empty() || !source.gguf_tokens.empty()) {
+    kvcc::make_tokenizer(source);
+  }
+  for (const kvcc::TensorInfo& tensor : files.tensors->tensors()) {
+    verdict.holds.push_back(
+        fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));
+  }
+}
+
+/// A model, or kvcc's export.
+void check_gguf(const std::string& path, Verdict& verdict) {
+  const kvcc::GgufFile file(path);
+  if (file.text("general.type").value_or("") != "kvcc-codebook") return check_model(path, verdict);
+  for (const kvcc::GgufTensor& tensor : file.tensors()) {
+    verdict.holds.push_back(
+        fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));
+  }
+}
+
 Verdict validate(const std::string& path) {
   Verdict verdict{path, "codebook", {}, {}};
   std::error_code error;
@@ -41,9 +67,11 @@ Verdict validate(const std::string& path) {
       } else if (fs::exists(fs::path(path) / "kernels.json", error)) {
         verdict.kind = "kernels";
         verdict.problems = kvcc::validate_kernels(path);
+      } else if (fs::exists(fs::path(path) / "config.json", error)) {
+        check_model(path, verdict);
       } else {
         verdict.kind = "unknown";
-        verdict.problems = {"a folder without manifest.json or kernels.json"};
+        verdict.problems = {"a folder without manifest.json, kernels.json or config.json"};
       }
     } else if (path.ends_with(".safetensors")) {
       verdict.kind = "safetensors";
@@ -53,11 +81,7 @@ Verdict validate(const std::string& path) {
       hold(verdict, kvcc::check_npz(path));
     } else if (path.ends_with(".gguf")) {
       verdict.kind = "gguf";
-      const kvcc::GgufFile file(path);
-      for (const kvcc::GgufTensor& tensor : file.tensors()) {
-        verdict.holds.push_back(
-            fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));
-      }
+      check_gguf(path, verdict);
     } else {
       verdict.problems = kvcc::validate_codebook(path);
     }
@@ -73,7 +97,8 @@ int main(int argc, char** argv) {
   std::vector<std::string> paths;
   const auto define = [&](CLI::App& app) {
     app.add_option("FILE", paths,
-                   ".kvcb files, activations folders, kernels folders, exports (.safetensors, .npz, .gguf)")
+                   ".kvcb files, activations folders, kernels folders, exports (.safetensors, .npz, .gguf), models (a "
+                   "Hugging Face directory, a .gguf file)")
         ->required();
   };
   const auto body = [&](const kvcc::cli::Common& common) {
@@ -92,10 +117,10 @@ int main(int argc, char** argv) {
         continue;
       }
       if (verdict.problems.empty()) fmt::print("{}: sound ({})\n", path, verdict.kind);
-      for (const std::string& line : verdict.holds) fmt::print("  {}\n", line);
+      for (const std::string& line : verdict.holds) fmt::print("  {}\n", kvcc::cli::printable(line));
       for (const std::string& problem : verdict.problems) {
         // Problems of a file that can't be opened name it already.
-        fmt::print("{}{}\n", problem.starts_with(path) ? "" : path + ": ", problem);
+        fmt::print("{}{}\n", problem.starts_with(path) ? "" : path + ": ", kvcc::cli::printable(problem));
       }
     }
     if (common.json) kvcc::cli::print_json(document);

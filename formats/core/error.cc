@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 
@@ -19,6 +20,7 @@ std::string message(const std::string& place, const std::string& found, const st
   append(": ", "", found, "");
   append("; ", "wanted ", wanted, "");
   append(" ", "(", hint, ")");
+  std::replace(text.begin(), text.end(), '\0', ' ');  // one in a file's name or text would cut what() short
   return text;
 }
 

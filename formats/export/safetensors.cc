@@ -4,17 +4,17 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <set>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 #include "formats/export/export.h"
 
 namespace kvcc {
 namespace {
 
+using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kDtypes[] = {"U8", "U16", "U32", "U64", "I8", "I16", "I32", "I64", "F32", "F64"};
@@ -30,25 +30,10 @@ size_t dtype_bytes(const std::string& dtype) {
   return dtype == "BOOL" ? 1 : 0;
 }
 
-/// The header, with names that appear twice refused: a parser would silently keep one.
-ordered_json parse_header(const std::string& path, std::string_view text) {
-  std::set<std::string> names;
-  std::string twice;
-  const auto watch = [&](int depth, ordered_json::parse_event_t event, ordered_json& parsed) {
-    const bool name = depth == 1 && event == ordered_json::parse_event_t::key;
-    if (name && !names.insert(parsed.get<std::string>()).second) twice = parsed.get<std::string>();
-    return true;
-  };
-  ordered_json header = ordered_json::parse(text, watch, false);
-  if (!twice.empty()) throw bad_input(path + ": " + twice, "its name appears twice");
-  if (!header.is_object()) throw bad_input(path, "the header is no JSON object");
-  return header;
-}
-
 /// The library would turn 1.5 into 1 and -1 into 2^64 - 1.
-uint64_t natural(const ordered_json& value, const std::string& place) {
+uint64_t natural(const json& value, const std::string& place) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() > INT64_MAX) {
-    throw bad_input(place, value.dump().substr(0, 80), "a whole number from 0 to 2^63 - 1");
+    throw bad_input(place, json_brief(value), "a whole number from 0 to 2^63 - 1");
   }
   return value.get<uint64_t>();
 }
@@ -113,8 +98,8 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
   if (length > kHeaderLimit || length > bytes.size() - sizeof length) {
     throw bad_input(path, fmt::format("truncated: a header of {} bytes in a file of {}", length, bytes.size()));
   }
-  const ordered_json header =
-      parse_header(path, {reinterpret_cast<const char*>(bytes.data()) + sizeof length, static_cast<size_t>(length)});
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + sizeof length, static_cast<size_t>(length));
+  const json header = parse_json<json>(text, path + ": header");
   const uint64_t data = bytes.size() - sizeof length - length;
   struct Found {
     uint64_t begin, end;
@@ -122,15 +107,18 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
   };
   std::vector<Found> found;
   for (const auto& [name, entry] : header.items()) {
-    if (name == "__metadata__") continue;
+    if (name == "__metadata__") {
+      json_value<std::map<std::string, std::string>>(entry, name, path);
+      continue;
+    }
     const std::string place = path + ": " + name;
     try {
-      const ordered_json &offsets = entry.at("data_offsets"), &shape = entry.at("shape");
+      const json &offsets = entry.at("data_offsets"), &shape = entry.at("shape");
       if (!offsets.is_array() || offsets.size() != 2) throw bad_input(place, "data_offsets", "two numbers");
       if (!shape.is_array()) throw bad_input(place, "shape", "a list");
       Found one{
           natural(offsets[0], place), natural(offsets[1], place), {name, entry.at("dtype").get<std::string>(), {}}};
-      for (const ordered_json& extent : shape) {
+      for (const json& extent : shape) {
         one.tensor.shape.push_back(static_cast<int64_t>(natural(extent, place)));
       }
       uint64_t wanted = dtype_bytes(one.tensor.dtype);
@@ -145,7 +133,7 @@ std::vector<ExportedTensor> check_safetensors(const std::string& path) {
                         fmt::format("{} bytes for {} {}", wanted, one.tensor.dtype, shape_text(one.tensor.shape)));
       }
       found.push_back(std::move(one));
-    } catch (const ordered_json::exception& error) {
+    } catch (const json::exception& error) {
       throw bad_input(place, error.what());
     }
   }

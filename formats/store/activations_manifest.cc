@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
+#include <optional>
 #include <sstream>
+#include <unordered_map>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -19,6 +22,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
+constexpr uint64_t kMostBytes = 256 << 20;  ///< of manifest and journal: 1.5 million shards
+constexpr int64_t kMostShards = 1 << 20;
 constexpr int kSchemaVersion = 2;  ///< 1 but for merged folders, whose shards a reader of 1 would refuse
 constexpr const char* kFormat = "kvcc-activations";
 
@@ -67,12 +72,16 @@ void check_settings(const ActivationsSettings& settings, const std::string& plac
                    shape.value_head_dim),
        "at most 65536 of each");
   need(settings.samples > 0 && settings.samples < 1'000'000 && settings.seqlen > 0 && settings.seqlen < (1 << 30),
-       fmt::format("{} samples of {} tokens", settings.samples, settings.seqlen), "both positive");
+       fmt::format("{} samples of {} tokens", settings.samples, settings.seqlen),
+       "1 to 999999 samples of 1 to 2^30 - 1 tokens");
+  need(settings.samples * shape.layers <= kMostShards,
+       fmt::format("{} samples of {} layers", settings.samples, shape.layers),
+       fmt::format("at most {} shards", kMostShards));
   need(static_cast<int>(settings.layer_index.size()) == shape.layers,
        fmt::format("layer_index has {} entries", settings.layer_index.size()), fmt::format("{}", shape.layers));
   need(std::is_sorted(settings.layer_index.begin(), settings.layer_index.end(), std::less_equal<>()) &&
-           settings.layer_index.front() >= 0,
-       "layer_index is not ascending", "numbers of the model's layers");
+           settings.layer_index.front() >= 0 && settings.layer_index.back() <= 65535,
+       "layer_index is not ascending", "numbers of the model's layers, 0 to 65535");
   need(settings.acts_dtype == "f32" || settings.acts_dtype == "bf16",
        fmt::format("acts_dtype is '{}'", settings.acts_dtype), "f32 or bf16");
   const auto each_sample = [&](const char* name, size_t found) {
@@ -133,22 +142,42 @@ void collect_differences(const std::string& name, const ordered_json& there, con
   out.push_back(fmt::format("{}: {} {}, {} {}", name, text(there), words.there, text(now), words.now));
 }
 
-/// Shard names of the settings, so that nothing outside the folder is ever opened.
-std::map<std::string, std::pair<int, int>> shard_names(const ActivationsSettings& settings) {
-  std::map<std::string, std::pair<int, int>> names;
-  for (int sample = 0; sample < settings.samples; ++sample) {
-    for (int layer = 0; layer < settings.model.shape.layers; ++layer) {
-      names[shard_name(sample, settings.layer_index[static_cast<size_t>(layer)])] = {sample, layer};
+/// Finds the shard of a name among those of the settings, so that nothing outside the folder is ever opened.
+class ShardNames {
+ public:
+  explicit ShardNames(const ActivationsSettings& settings) : samples_(settings.samples) {
+    for (size_t layer = 0; layer < settings.layer_index.size(); ++layer) {
+      layers_[settings.layer_index[layer]] = static_cast<int>(layer);
     }
   }
-  return names;
+  std::optional<std::pair<int, int>> find(const std::string& name) const {
+    int sample = 0, number = 0;
+    const char* const end = name.data() + name.size();
+    const size_t slash = name.find("/l");
+    if (!name.starts_with('s') || slash == std::string::npos) return std::nullopt;
+    std::from_chars(name.data() + 1, name.data() + slash, sample);
+    std::from_chars(name.data() + slash + 2, end, number);
+    const auto layer = layers_.find(number);
+    const bool known = sample >= 0 && sample < samples_ && layer != layers_.end() && name == shard_name(sample, number);
+    return known ? std::optional(std::pair(sample, layer->second)) : std::nullopt;
+  }
+
+ private:
+  int64_t samples_;
+  std::unordered_map<int, int> layers_;  ///< by the model's number
+};
+
+void check_sha256(const std::string& text, const std::string& name, const std::string& place) {
+  const bool good = text.size() == 64 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (!good)
+    throw bad_input(place, fmt::format("{} is '{}'", name, text.substr(0, 80)), "64 lower-case hexadecimal digits");
 }
 
-void read_journal(const std::string& folder, const std::map<std::string, std::pair<int, int>>& names,
-                  ShardMap& shards) {
+/// A line that is not whole or names no shard counts for nothing: its shard is made again.
+void read_journal(const std::string& folder, const ShardNames& names, ShardMap& shards) {
   std::error_code error;
   if (!std::filesystem::exists(journal_path(folder), error)) return;
-  const std::string text = read_text_file(journal_path(folder));
+  const std::string text = read_json_text(journal_path(folder), kMostBytes);
   std::istringstream lines(text.substr(0, text.rfind('\n') + 1));
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
@@ -156,7 +185,7 @@ void read_journal(const std::string& folder, const std::map<std::string, std::pa
     ShardEntry entry;
     words >> name >> entry.bytes >> entry.sha256;
     const auto known = names.find(name);
-    if (words && known != names.end()) shards[known->second] = entry;
+    if (words && known) shards[*known] = entry;
   }
 }
 
@@ -263,9 +292,9 @@ void write_activations_manifest(const std::string& folder, const ActivationsMani
 
 ActivationsManifest read_activations_manifest(const std::string& folder) {
   const std::string path = manifest_path(folder);
-  const ordered_json document = ordered_json::parse(read_text_file(path), nullptr, false);
-  if (document.is_discarded()) throw bad_input(path, "not JSON, or truncated");
-  const int version = json_member<int>(document, "schema_version", path);
+  const auto document = read_json<ordered_json>(path, kMostBytes);
+  const auto version = json_member<int64_t>(document, "schema_version", path);
+  if (version < 1) throw bad_input(path, fmt::format("'schema_version' is {}", version), "1 or more");
   if (version > kSchemaVersion) {
     throw bad_input(path, fmt::format("activations format {}, this build reads up to {}", version, kSchemaVersion));
   }
@@ -279,13 +308,17 @@ ActivationsManifest read_activations_manifest(const std::string& folder) {
     manifest.settings.samples_asked = json_member<int64_t>(document, "samples_asked", path);
   }
   check_settings(manifest.settings, path);
-  const auto names = shard_names(manifest.settings);
-  const ordered_json shards = json_member<ordered_json>(document, "shards", path);
+  const ShardNames names(manifest.settings);
+  const auto shards = json_member<ordered_json>(document, "shards", path);
+  if (!shards.is_object()) throw bad_input(path, "'shards' is " + json_brief(shards), "an object");
   for (const auto& [name, entry] : shards.items()) {
     const auto known = names.find(name);
-    if (known == names.end()) throw bad_input(path, fmt::format("shard '{}' is not of these settings", name));
-    manifest.shards[known->second] = {json_member<uint64_t>(entry, "bytes", path + ": " + name),
-                                      json_member<std::string>(entry, "sha256", path + ": " + name)};
+    if (!known) throw bad_input(path, fmt::format("shard '{}' is not of these settings", name));
+    const std::string where = path + ": " + name;
+    const ShardEntry found{json_member<uint64_t>(entry, "bytes", where),
+                           json_member<std::string>(entry, "sha256", where)};
+    check_sha256(found.sha256, "'sha256'", where);
+    manifest.shards[*known] = found;
   }
   const auto left_out = document.contains("left_out")
                             ? json_member<std::vector<ordered_json>>(document, "left_out", path)

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "formats/core/error.h"
 #include "formats/core/text.h"
 #include "formats/layout/half.h"
@@ -38,6 +40,44 @@ TreeValue value_of(const std::vector<float>& data, const std::vector<int64_t>& s
   std::vector<uint16_t> halves(data.size());
   for (size_t i = 0; i < data.size(); ++i) halves[i] = float_to_bfloat16(data[i]);
   return array_value(Element::u16, shape, halves);
+}
+
+/// Attribute `name` of an object as text; "" when it is missing or no text.
+std::string text_of(const TreeObject& object, const std::string& name) {
+  const auto found = object.attributes.find(name);
+  return found == object.attributes.end() || found->second.type != Element::text ? "" : found->second.bytes;
+}
+
+void check_version(const Tree& tree, const std::string& place) {
+  const std::string version = text_of(tree.at("/"), "format_version");
+  if (version.starts_with("1.")) return;
+  const bool newer = !version.empty() && version.find_first_not_of("0123456789.") == std::string::npos;
+  throw bad_input(place, fmt::format("attribute format_version is '{}'", version.substr(0, 80)),
+                  newer ? "up to 1.x, which this build reads" : "MAJOR.MINOR");
+}
+
+void check_labels(const TreeObject& object, const ShardTensor& tensor, bool bf16, const std::string& where) {
+  const auto check = [&](const char* name, const std::string& wanted) {
+    const std::string found = text_of(object, name);
+    if (found == wanted) return;
+    throw bad_input(where, fmt::format("attribute {} is '{}'", name, found.substr(0, 80)), "'" + wanted + "'");
+  };
+  check("axes", kAxes);
+  check("unit", tensor.unit);
+  check("encoding", bf16 ? "bf16" : "");
+}
+
+/// Unknown datasets are ignored unless they say that a reader must know them.
+void check_extras(const Tree& tree, const std::string& place) {
+  for (const auto& [path, object] : tree) {
+    if (!object.dataset) continue;
+    const bool known = std::any_of(std::begin(kTensors), std::end(kTensors),
+                                   [&path = path](const ShardTensor& tensor) { return path == tensor.path; });
+    const auto required = object.attributes.find("required");
+    if (known || required == object.attributes.end()) continue;
+    if (required->second.bytes.find_first_not_of('\0') == std::string::npos) continue;
+    throw bad_input(fmt::format("{}: {}", place, path), "required, and unknown to this build", "a newer kvcc");
+  }
 }
 
 }  // namespace
@@ -84,6 +124,8 @@ Shard shard_of_image(const ActivationsSettings& settings, int sample, int layer,
     }
   };
   need_attribute("format", text_value(kFormat));
+  check_version(tree, place);
+  check_extras(tree, place);
   need_attribute(
       "sample",
       integer_value(settings.sample_number.empty() ? sample : settings.sample_number.at(static_cast<size_t>(sample))));
@@ -101,6 +143,7 @@ Shard shard_of_image(const ActivationsSettings& settings, int sample, int layer,
       throw bad_input(where, fmt::format("{} {}", element_name(value.type), shape_text(value.shape)),
                       fmt::format("{} {}", element_name(type), shape_text(shape)));
     }
+    check_labels(object->second, tensor, bf16, where);
     std::vector<float>& data = shard.*tensor.data;
     if (!bf16) {
       data = array_of<float>(value);

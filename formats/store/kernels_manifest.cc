@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <set>
 
@@ -15,6 +16,8 @@ namespace kvcc {
 namespace {
 
 using nlohmann::ordered_json;
+
+constexpr uint64_t kMostBytes = 64 << 20;
 
 ordered_json launch_json(const KernelLaunch& launch) {
   ordered_json document;
@@ -55,6 +58,22 @@ ordered_json entry_json(const KernelEntry& entry) {
   return document;
 }
 
+/// Nothing outside the folder is ever opened.
+void check_name(const std::string& name, const std::string& place) {
+  const std::filesystem::path path(name);
+  const bool leaves = std::find(path.begin(), path.end(), "..") != path.end();
+  if (name.empty() || path.is_absolute() || leaves || name.find('\0') != std::string::npos) {
+    throw bad_input(place, fmt::format("file '{}'", name), "a name inside the folder");
+  }
+}
+
+/// A count: a whole number from 0.
+int json_count(const ordered_json& document, const char* name, const std::string& place) {
+  const int number = json_member<int>(document, name, place);
+  if (number < 0) throw bad_input(place, fmt::format("'{}' is {}", name, number), "0 or more");
+  return number;
+}
+
 KernelEntry entry_from_json(const ordered_json& document, const std::string& place) {
   KernelEntry entry;
   entry.name = json_member<std::string>(document, "name", place);
@@ -70,21 +89,28 @@ KernelEntry entry_from_json(const ordered_json& document, const std::string& pla
     entry.library = json_member<std::string>(document, "library", where);
     entry.instruction_sets = json_member<std::vector<std::string>>(document, "instruction_sets", where);
   }
-  entry.registers = json_member<int>(document, "registers", where);
-  entry.spill_bytes = json_member<int>(document, "spill_bytes", where);
-  entry.shared_bytes = json_member<int>(document, "shared_bytes", where);
-  if (document.contains("min_blocks")) entry.min_blocks = json_member<int>(document, "min_blocks", where);  // since 1.1
+  for (const std::string& file : {entry.source, entry.cubin, entry.ptx, entry.library}) {
+    if (!file.empty()) check_name(file, where);
+  }
+  if (!entry.spec.is_object()) throw bad_input(where, "'spec' is " + json_brief(entry.spec), "an object");
+  entry.registers = json_count(document, "registers", where);
+  entry.spill_bytes = json_count(document, "spill_bytes", where);
+  entry.shared_bytes = json_count(document, "shared_bytes", where);
+  if (document.contains("min_blocks")) entry.min_blocks = json_count(document, "min_blocks", where);  // since 1.1
   const auto launch = json_member<ordered_json>(document, "launch", where);
   entry.launch.block = json_member<std::array<int, 3>>(launch, "block", where + " launch");
-  entry.launch.tokens_per_block = json_member<int>(launch, "tokens_per_block", where + " launch");
+  for (const int threads : entry.launch.block) {
+    if (threads < 0) throw bad_input(where + " launch", fmt::format("'block' has {}", threads), "0 or more");
+  }
+  entry.launch.tokens_per_block = json_count(launch, "tokens_per_block", where + " launch");
   entry.launch.splits = json_member<std::string>(launch, "splits", where + " launch");
   if (launch.contains("grid")) {  // since 1.1
     entry.launch.grid = json_member<std::string>(launch, "grid", where + " launch");
-    entry.launch.stage = json_member<int>(launch, "stage", where + " launch");
+    entry.launch.stage = json_count(launch, "stage", where + " launch");
     entry.launch.when = json_member<std::string>(launch, "when", where + " launch");
   }
   if (launch.contains("dynamic_shared_bytes")) {
-    entry.launch.dynamic_shared_bytes = json_member<int>(launch, "dynamic_shared_bytes", where + " launch");
+    entry.launch.dynamic_shared_bytes = json_count(launch, "dynamic_shared_bytes", where + " launch");
   }
   for (const ordered_json& argument : json_member<std::vector<ordered_json>>(document, "arguments", where)) {
     entry.arguments.push_back({json_member<std::string>(argument, "name", where + " arguments"),
@@ -114,11 +140,11 @@ KernelPages pages_from_json(const ordered_json& document, const std::string& whe
   if (document.contains("head_words")) {
     pages.head_words = json_member<std::vector<std::vector<uint32_t>>>(document, "head_words", where);
   }
-  pages.ranges = json_member<int>(document, "ranges", where);
-  pages.csr = json_member<int>(document, "csr", where);
-  pages.classes = json_member<int>(document, "classes", where);
-  pages.tail = json_member<int>(document, "tail", where);
-  pages.default_capacity = json_member<int>(document, "default_capacity", where);
+  pages.ranges = json_count(document, "ranges", where);
+  pages.csr = json_count(document, "csr", where);
+  pages.classes = json_count(document, "classes", where);
+  pages.tail = json_count(document, "tail", where);
+  pages.default_capacity = json_count(document, "default_capacity", where);
   return pages;
 }
 
@@ -150,7 +176,8 @@ ordered_json to_json(const KernelsManifest& manifest) {
 }
 
 KernelsManifest kernels_from_json(const ordered_json& document, const std::string& place) {
-  const int version = json_member<int>(document, "schema_version", place);
+  const auto version = json_member<int64_t>(document, "schema_version", place);
+  if (version < 1) throw bad_input(place, fmt::format("'schema_version' is {}", version), "1 or more");
   if (version > kKernelsSchema) {
     throw bad_input(place, fmt::format("kernels format {}, this build reads up to {}", version, kKernelsSchema));
   }
@@ -175,6 +202,13 @@ KernelsManifest kernels_from_json(const ordered_json& document, const std::strin
     manifest.highway_version = json_member<std::string>(document, "highway_version", place);
   }
   manifest.files = json_member<std::map<std::string, std::string>>(document, "files", place);
+  for (const auto& [name, sha256] : manifest.files) {
+    check_name(name, place + ": files");
+    if (sha256.size() != 64 || sha256.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      throw bad_input(place + ": files", fmt::format("the sha256 of {} is '{}'", name, sha256.substr(0, 80)),
+                      "64 lower-case hexadecimal digits");
+    }
+  }
   for (const ordered_json& entry : json_member<std::vector<ordered_json>>(document, "kernels", place)) {
     manifest.kernels.push_back(entry_from_json(entry, place));
   }
@@ -188,9 +222,7 @@ void write_kernels_manifest(const std::string& folder, const KernelsManifest& ma
 
 KernelsManifest read_kernels_manifest(const std::string& folder) {
   const std::string path = manifest_file(folder);
-  const ordered_json document = ordered_json::parse(read_text_file(path), nullptr, false);
-  if (document.is_discarded()) throw bad_input(path, "not JSON, or truncated");
-  return kernels_from_json(document, path);
+  return kernels_from_json(read_json<ordered_json>(path, kMostBytes), path);
 }
 
 std::vector<std::string> validate_kernels(const std::string& folder) {

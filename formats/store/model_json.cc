@@ -1,6 +1,47 @@
 #include "formats/store/model_json.h"
 
+#include <cmath>
+#include <set>
+
 namespace kvcc {
+namespace {
+
+/// What codebook.md asks of a model: an artifact is made from these numbers.
+void check_model(const ModelInfo& model, const std::string& place) {
+  constexpr int kMost = 65536;
+  const auto wrong = [&](const char* name, const std::string& found, const std::string& wanted) {
+    return bad_input(place, std::string("'") + name + "' is " + found, wanted);
+  };
+  const CacheShape& shape = model.shape;
+  for (const auto& [name, number, most] :
+       {std::tuple("layers", shape.layers, kMost - 1), std::tuple("query_heads", shape.query_heads, 1 << 20),
+        std::tuple("kv_heads", shape.kv_heads, kMost), std::tuple("head_dim", shape.head_dim, kMost),
+        std::tuple("value_head_dim", shape.value_head_dim, kMost)}) {
+    if (number >= 1 && number <= most) continue;
+    throw wrong(name, std::to_string(number), "a whole number from 1 to " + std::to_string(most));
+  }
+  if (shape.query_heads % shape.kv_heads != 0) {
+    throw wrong("query_heads", std::to_string(shape.query_heads),
+                "a multiple of the " + std::to_string(shape.kv_heads) + " kv_heads");
+  }
+  const RopeInfo& rope = model.rope;
+  if (!std::isfinite(rope.theta)) throw wrong("rope.theta", std::to_string(rope.theta), "a finite number");
+  if (rope.kind != "half-split" && rope.kind != "interleaved") {
+    throw wrong("rope.kind", "\"" + rope.kind + "\"", "half-split or interleaved");
+  }
+  if (rope.rotary_dim < 0 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > shape.head_dim) {
+    throw wrong("rope.rotary_dim", std::to_string(rope.rotary_dim),
+                "an even number from 0 to " + std::to_string(shape.head_dim) + ", head_dim");
+  }
+  std::set<int> seen;
+  for (const int layer : model.sliding_window_layers) {
+    if (layer >= 0 && layer < shape.layers && seen.insert(layer).second) continue;
+    throw bad_input(place, "'sliding_window_layers' has " + std::to_string(layer),
+                    "different numbers from 0 to " + std::to_string(shape.layers - 1));
+  }
+}
+
+}  // namespace
 
 using nlohmann::ordered_json;
 
@@ -46,6 +87,7 @@ ModelInfo model_from_json(const ordered_json& document, const std::string& place
   if (document.contains("attention_bias")) model.attention_bias = json_member<bool>(document, "attention_bias", place);
   model.sliding_window_layers = json_member<std::vector<int>>(document, "sliding_window_layers", place);
   model.dtype = json_member<std::string>(document, "dtype", place);
+  check_model(model, place);
   return model;
 }
 

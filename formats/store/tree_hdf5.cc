@@ -13,6 +13,7 @@
 
 #include "formats/core/error.h"
 #include "formats/core/text.h"
+#include "formats/store/hdf5_structure.h"
 #include "formats/store/tree.h"
 
 namespace kvcc {
@@ -409,6 +410,7 @@ Tree hdf5_to_tree(std::span<const std::byte> bytes, const std::string& place) {
       !std::equal(std::begin(kSignature), std::end(kSignature), reinterpret_cast<const unsigned char*>(bytes.data()))) {
     throw bad_input(place, fmt::format("no HDF5 file ({} bytes)", bytes.size()), "a file written by kvcc");
   }
+  check_hdf5_structure(bytes, place);
   const std::lock_guard<std::mutex> lock(library_mutex());
   check_memory(place, bytes.size());
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);

@@ -187,6 +187,16 @@ void check_config(const std::string& place, const DecoderConfig& c) {
       throw bad_input(place, std::string(name) + " is " + std::to_string(value), "from 1 to " + std::to_string(limit));
     }
   }
+  constexpr int64_t kMostPositions = int64_t{1} << 40;
+  if (c.max_position < 1 || c.max_position > kMostPositions) {
+    throw bad_input(place, "maximal position is " + std::to_string(c.max_position),
+                    "from 1 to " + std::to_string(kMostPositions));
+  }
+  for (const auto& [name, id] : {std::pair("bos", c.bos_id), std::pair("eos", c.eos_id)}) {
+    if (id < -1 || id > INT32_MAX) {
+      throw bad_input(place, std::string(name) + " token id is " + std::to_string(id), "a token id, or none");
+    }
+  }
   if (c.query_heads % c.kv_heads != 0) {
     throw bad_input(
         place, std::to_string(c.query_heads) + " query heads and " + std::to_string(c.kv_heads) + " key/value heads",

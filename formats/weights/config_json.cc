@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 #include "formats/weights/architecture.h"
 #include "formats/weights/config.h"
 
@@ -9,6 +9,8 @@ namespace kvcc {
 namespace {
 
 using nlohmann::json;
+
+constexpr uint64_t kMostBytes = 16 << 20;
 
 // Members of one JSON object; null counts as absent.
 class Fields {
@@ -57,10 +59,7 @@ class Fields {
     return v->get<int64_t>();
   }
   Error wrong(const char* name, const char* wanted) const {
-    const json& v = *get(name);  // not dumped when structured: that recurses as deep as the file likes
-    return bad_input(
-        place_, std::string(name) + (v.is_structured() ? std::string(" is an ") + v.type_name() : " is " + v.dump()),
-        wanted);
+    return bad_input(place_, std::string(name) + " is " + json_brief(*get(name)), wanted);
   }
 
  private:
@@ -113,21 +112,10 @@ RopeInfo read_rope(const std::string& place, const Fields& fields, int64_t head_
   return rope;
 }
 
-json parse_file(const std::string& path) {
-  const std::string text = read_text_file(path);
-  try {
-    json root = json::parse(text);
-    if (!root.is_object()) throw bad_input(path, "not a JSON object");
-    return root;
-  } catch (const json::exception& e) {
-    throw bad_input(path, std::string("not JSON: ") + e.what());
-  }
-}
-
 }  // namespace
 
 DecoderConfig config_from_json(const std::string& path) {
-  const json root = parse_file(path);
+  const json root = read_json<json>(path, kMostBytes);
   const Fields fields(path, root);
   DecoderConfig config;
   config.architecture = find_architecture(fields.text("model_type", ""), path).name;

@@ -1,10 +1,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 #include "formats/weights/architecture.h"
 #include "formats/weights/block_formats.h"
 #include "formats/weights/config.h"
@@ -17,6 +17,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
+constexpr uint64_t kMostIndex = 64 << 20;  // bytes; an index of 100,000 tensors has 10 MB
 constexpr const char* kSingle = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
 
@@ -30,22 +31,19 @@ bool is_file(const std::string& path) {
 // tensor name -> shard file name
 std::map<std::string, std::string> read_index(const std::string& path) {
   std::map<std::string, std::string> shards;
-  try {
-    const json index = json::parse(read_text_file(path));
-    if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-      throw bad_input(path, "no weight_map", "an object of tensor names and shard files");
+  const json index = read_json<json>(path, kMostIndex);
+  const auto map = index.find("weight_map");
+  if (map == index.end() || !map->is_object()) {
+    throw bad_input(path, "no weight_map", "an object of tensor names and shard files");
+  }
+  for (const auto& [name, file] : map->items()) {
+    if (!file.is_string()) throw bad_input(path, "the shard of " + name + " is not a string");
+    const std::string shard = file.get<std::string>();
+    if (shard.empty() || shard.find('/') != std::string::npos || shard.find('\0') != std::string::npos ||
+        shard == ".." || shard == ".") {
+      throw bad_input(path, "shard \"" + shard + "\" of " + name, "the name of a file beside the index");
     }
-    for (const auto& [name, file] : index["weight_map"].items()) {
-      if (!file.is_string()) throw bad_input(path, "the shard of " + name + " is not a string");
-      const std::string shard = file.get<std::string>();
-      if (shard.empty() || shard.find('/') != std::string::npos || shard.find('\0') != std::string::npos ||
-          shard == "..") {
-        throw bad_input(path, "shard \"" + shard + "\" of " + name, "the name of a file beside the index");
-      }
-      shards[name] = shard;
-    }
-  } catch (const json::exception& e) {
-    throw bad_input(path, std::string("not JSON: ") + e.what());
+    shards[name] = shard;
   }
   return shards;
 }

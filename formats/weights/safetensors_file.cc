@@ -2,10 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
-#include <set>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 
 namespace kvcc {
@@ -27,28 +26,6 @@ std::optional<WeightType> weight_type(const std::string& dtype) {
   if (dtype == "F16") return WeightType::f16;
   if (dtype == "BF16") return WeightType::bf16;
   return {};
-}
-
-// The JSON header, with names that appear twice refused (a parser would silently keep one).
-json parse_header(const std::string& path, std::span<const std::byte> bytes) {
-  const char* begin = reinterpret_cast<const char*>(bytes.data());
-  std::set<std::string> names;
-  std::string twice;
-  const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth == 1 && event == json::parse_event_t::key && !names.insert(parsed.get<std::string>()).second) {
-      twice = parsed.get<std::string>();
-    }
-    return true;
-  };
-  json header;
-  try {
-    header = json::parse(begin, begin + bytes.size(), watch);
-  } catch (const json::exception& e) {
-    throw bad_input(path, std::string("the header is not JSON: ") + e.what());
-  }
-  if (!twice.empty()) throw bad_input(path + ": tensor " + twice, "its name appears twice");
-  if (!header.is_object()) throw bad_input(path, "the header is not a JSON object");
-  return header;
 }
 
 uint64_t natural(const std::string& place, const json& value, const char* what) {
@@ -129,14 +106,15 @@ void SafetensorsFile::read(std::span<const std::byte> all) {
                     "at most " + std::to_string(kMaxHeader) + "; is it a safetensors file?");
   }
   if (length > all.size() - 8) throw truncated(8 + length);
-  const json header = parse_header(path_, all.subspan(8, length));
+  const std::string_view text(reinterpret_cast<const char*>(all.data()) + 8, length);
+  const json header = parse_json<json>(text, path_ + ": header");
   const std::span<const std::byte> data = all.subspan(8 + length);
-  data_bytes_ = data.size();
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       if (!entry.is_object()) throw bad_input(path_, "__metadata__ is not an object");
       for (const auto& [key, value] : entry.items()) {
-        if (value.is_string()) metadata_[key] = value.get<std::string>();
+        if (!value.is_string()) throw bad_input(path_ + ": __metadata__", key + " is " + json_brief(value), "text");
+        metadata_[key] = value.get<std::string>();
       }
       continue;
     }
@@ -151,6 +129,12 @@ void SafetensorsFile::read(std::span<const std::byte> all) {
     if (order[i - 1]->bytes.data() + order[i - 1]->bytes.size() > order[i]->bytes.data()) {
       throw bad_input(path_ + ": tensor " + order[i]->name, "its bytes overlap those of " + order[i - 1]->name);
     }
+  }
+  uint64_t covered = 0;
+  for (const SafeTensor* tensor : order) covered += tensor->bytes.size();
+  if (covered != data.size()) {
+    throw bad_input(path_, std::to_string(data.size() - covered) + " bytes of the data belong to no tensor",
+                    "data without holes", "fetch the file again");
   }
 }
 

@@ -22,7 +22,8 @@ struct SafeTensor {
   std::span<const std::byte> bytes;  ///< in the file
 };
 
-/// Reads and checks on construction: offsets against shape, against the file, and against each other. Throws
+/// Reads and checks on construction: offsets against shape, against the file, and against each other, which
+/// leaves no holes. Throws
 /// Error(bad_input) that names file and tensor.
 class SafetensorsFile {
  public:
@@ -31,16 +32,12 @@ class SafetensorsFile {
   SafetensorsFile(std::string name, std::span<const std::byte> bytes);
   const std::string& path() const { return path_; }
   const std::vector<SafeTensor>& tensors() const { return tensors_; }
-  uint64_t data_bytes() const {
-    return data_bytes_;
-  }  ///< after the header; more than the tensors' where there are holes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
  private:
   void read(std::span<const std::byte> all);
   std::string path_;
   std::optional<MappedFile> map_;
-  uint64_t data_bytes_ = 0;
   std::vector<SafeTensor> tensors_;
   std::map<std::string, std::string> metadata_;
 };

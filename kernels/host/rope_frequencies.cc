@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numbers>
 #include <optional>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 
 namespace kvcc::host {
 namespace {
@@ -15,9 +15,7 @@ namespace {
 class Parameters {
  public:
   explicit Parameters(const RopeInfo& rope)
-      : rope_(rope), json_(nlohmann::json::parse(rope.scaling_json, nullptr, false)) {
-    if (!json_.is_object()) throw wrong("not a JSON object", "an object with the scaling's parameters");
-  }
+      : rope_(rope), json_(parse_json<nlohmann::json>(rope.scaling_json, "RoPE scaling " + rope.scaling)) {}
 
   bool has(const char* name) const { return json_.contains(name) && !json_.at(name).is_null(); }
   std::optional<double> find(const char* name) const {
@@ -28,7 +26,8 @@ class Parameters {
   }
   bool flag(const char* name, bool otherwise) const {
     if (!has(name)) return otherwise;
-    if (!json_.at(name).is_boolean()) throw wrong(std::string(name) + " is " + json_.at(name).dump(), "true or false");
+    if (!json_.at(name).is_boolean())
+      throw wrong(std::string(name) + " is " + json_brief(json_.at(name)), "true or false");
     return json_.at(name).get<bool>();
   }
   double positive(const char* name) const { return positive(name, find(name)); }
@@ -45,7 +44,7 @@ class Parameters {
     for (const nlohmann::json& value : list.is_array() ? list : nlohmann::json::array()) {
       values.push_back(value.is_number() ? value.get<float>() : 0.0f);
       if (!(values.back() > 0) || !std::isfinite(values.back())) {
-        throw wrong(std::string(name) + " holds " + value.dump(), "positive numbers");
+        throw wrong(std::string(name) + " holds " + json_brief(value), "positive numbers");
       }
     }
     if (static_cast<int64_t>(values.size()) != rope_.rotary_dim / 2) {

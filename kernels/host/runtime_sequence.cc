@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 
 namespace kvcc::host {
 namespace {
@@ -16,8 +16,8 @@ constexpr int64_t kDefaultPositions = 32768;
 /// Tokens that the model was trained on, where a scaling's frequencies depend on the length; else 0.
 int64_t trained_context(const RopeInfo& rope) {
   if (rope.scaling != "dynamic" && rope.scaling != "longrope") return 0;
-  const nlohmann::json json = nlohmann::json::parse(rope.scaling_json, nullptr, false);
-  if (!json.is_object() || !json.contains("original_max_position_embeddings")) return 0;
+  const auto json = parse_json<nlohmann::json>(rope.scaling_json, "RoPE scaling " + rope.scaling);
+  if (!json.contains("original_max_position_embeddings")) return 0;
   const nlohmann::json& value = json["original_max_position_embeddings"];
   if (!value.is_number_integer() || value < 1 || value > kMostTokens) return 0;
   return value.get<int64_t>();

@@ -114,7 +114,7 @@ def test_factors_of_gguf():
 REFUSED = [
     (("linear", {"factor": 0}), "RoPE scaling linear: factor is 0.000000; wanted above 0"),
     (("linear", {}), "RoPE scaling linear: no factor; wanted a number factor"),
-    (("linear", None), "RoPE scaling linear: not a JSON object; wanted an object with the scaling's parameters"),
+    (("linear", None), "RoPE scaling linear: not JSON, or truncated"),
     (("linear", {"factor": "2"}), "RoPE scaling linear: factor is string; wanted a number"),
     (("llama3", {**LLAMA3, "high_freq_factor": 1.0}), "high_freq_factor not above low_freq_factor"),
     (("yarn", {"factor": 4.0}), "RoPE scaling yarn: no original_max_position_embeddings"),

@@ -141,4 +141,4 @@ def test_F03_a_name_that_appears_twice(tmp_path):
     out = tmp_path / "x.safetensors"
     out.write_bytes(len(packed).to_bytes(8, "little") + packed + bytes(4))
     shown, _ = kvcc("validate", out, code=3)
-    assert "a: its name appears twice" in shown
+    assert "header: a: appears twice" in shown

@@ -132,7 +132,7 @@ TEST(KernelsManifest, ValidateChecksFilesAndSpills) {
   content.kernels[0].spill_bytes = 8;
   content.kernels[0].ptx = "a.ptx";
   content.kernels.push_back(content.kernels[0]);
-  content.files["gone.h"] = "00";
+  content.files["gone.h"] = std::string(64, '0');
   write_kernels_manifest(folder.path(), content);
   write_text_file(folder / "a.cu", "changed");
   EXPECT_THAT(validate_kernels(folder.path()),
@@ -191,6 +191,13 @@ TEST(KernelsManifest, ReaderRequiresWhatThePageSays) {
       if (place == nullptr && object != nullptr && object->contains(name)) place = object;
     }
     if (place == nullptr) continue;  // of the CPU's units, or only of heads of several widths
+    const nlohmann::ordered_json& value = place->at(name);
+    EXPECT_EQ(row.at(1), value.is_string()           ? "text"
+                         : value.is_number_integer() ? "integer"
+                         : value.is_array()          ? "list"
+                         : value.is_object()         ? "object"
+                                                     : "another type")
+        << name;
     place->erase(name);
     ++tried;
     std::string message;

@@ -204,6 +204,13 @@ def test_activations_are_the_specs(tmp_path):
         # left_out and samples_asked are there only when samples were, and the last three where runs were merged.
         merged = ["sources", "sample_source", "sample_number"]
         assert [row[0] for row in page[MEMBERS]] == [*manifest, "left_out", "samples_asked", *manifest["settings"], *merged]
+        types = {"integer": int, "text": str, "boolean": bool, "object": dict, "integers": list, "texts": list}
+        for name, stated, *_ in page[MEMBERS]:
+            if name in manifest or name in manifest["settings"]:
+                value = manifest[name] if name in manifest else manifest["settings"][name]
+                assert type(value) is types[stated.split()[0]], name
+                if stated.split()[0] in ("integers", "texts"):
+                    assert {type(each) for each in value} == {int if stated.startswith("integers") else str}, name
         for name, entry in manifest["shards"].items():
             data = (folder / name).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])

@@ -233,7 +233,11 @@ TEST_F(BrokenFiles, F03_SafetensorsThatLie) {
       {R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"v":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
        "overlap"},
       {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
-       "tensor w: its name appears twice"},
+       "header: w: appears twice"},
+      {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"shape":[1]}})", "header: w.shape: appears twice"},
+      {R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "28 bytes of the data belong to no tensor"},
+      {R"({"w":{"dtype":"F32","shape":[7],"data_offsets":[4,32]}})", "4 bytes of the data belong to no tensor"},
+      {R"({"__metadata__":{"format":1}})", "__metadata__: format is 1"},
       {R"([1,2])", "not a JSON object"},
       {R"({"w":)", "not JSON"},
       {"{\"\xff\":1}", "not JSON"},
@@ -246,7 +250,7 @@ TEST_F(BrokenFiles, F03_SafetensorsThatLie) {
   // A shape that nests so deep that printing or destroying it by recursion would overflow the stack.
   const std::string deep = R"({"w":{"dtype":"F32","data_offsets":[0,4],"shape":[)" + std::string(200000, '[') +
                            std::string(200000, ']') + "]}}";
-  EXPECT_THAT(refusal<SafetensorsFile>(safetensors(deep, 32)), HasSubstr("tensor w"));
+  EXPECT_THAT(refusal<SafetensorsFile>(safetensors(deep, 32)), HasSubstr("header: w: nests more than 64 deep"));
 }
 
 // Random damage: an Error or a file whose tensors can be looked at, nothing else.

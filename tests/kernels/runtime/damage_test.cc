@@ -79,7 +79,7 @@ TEST(CacheFile, NamesWhatIsWrongWithIt) {
   }
   ordered_json hole = header;
   hole.erase("token_ids");
-  expect_refused(a, file_of(hole, data), "bytes of data");
+  expect_refused(a, file_of(hole, data), "12 bytes of the data belong to no tensor");
 }
 
 // What a page may not hold, with a checksum that is right.
