@@ -35,6 +35,8 @@ struct TensorFit {
   std::vector<float> min, max, mean, variance, fisher;
   /// [H] Share of the Fisher mass on the first token of samples; 0 without gradients.
   std::vector<float> first_token_share;
+  /// [H] Tokens with a gradient other than 0; all tokens without gradients.
+  std::vector<uint32_t> reached;
 };
 struct LayerFit {
   TensorFit key, value;

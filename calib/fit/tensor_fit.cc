@@ -18,6 +18,7 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
   const size_t channels = static_cast<size_t>(in_.row_size()), heads = static_cast<size_t>(in_.heads);
   for (auto* v : {&stats_.min, &stats_.max, &stats_.mean, &stats_.variance, &stats_.fisher}) v->resize(channels);
   stats_.first_token_share.resize(heads);
+  stats_.reached.resize(heads);
   for (size_t p = 0; p < plans_.size(); ++p) {
     const TensorPlan& plan = plans_[p];
     const bool needs_rest = (plan.tensor.axis == Axis::channel && !plan.first_in_thresholds) ||

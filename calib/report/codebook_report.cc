@@ -65,7 +65,11 @@ void append_tensor(const Codebook& codebook, size_t layer, bool key, std::vector
     report.first_token_share = at(tensor.stats.first_token_share, head);
     report.fit_gap_bound = at(tensor.stats.fit_gap_bound, head);
     if (!tensor.stats.distinct.empty()) report.distinct = tensor.stats.distinct[head];
+    if (!tensor.stats.reached.empty()) report.reached = tensor.stats.reached[head];
     add_channel_statistics(tensor.stats, head, dim, static_cast<double>(codebook.provenance.tokens), report);
+    if (report.reached > 0 && is_thin(tensor.stats.reached[head], codebook.provenance.tokens)) {
+      report.flags.emplace_back("thin");
+    }
     if (report.first_token_share > kFirstTokenShare) report.flags.emplace_back("first-token");
     if (report.distinct >= 0 && report.distinct < 1L << report.bits) report.flags.emplace_back("few-levels");
     out.push_back(std::move(report));
@@ -78,6 +82,7 @@ struct Flag {
 constexpr Flag kFlags[] = {
     {"constant-channels", "channels that never change on the calibration text; they decode exactly"},
     {"no-fisher", "no gradient reached the head: its k-means is unweighted. Calibrate on more text"},
+    {"thin", "gradients reached the head at fewer than 1 % of the tokens: calibrate on more or other text"},
     {"first-token",
      "over half of the Fisher mass is on the first token of the samples: keep it exact (-sink1) and out of "
      "the fit, as the kvcc presets do"},
@@ -115,6 +120,8 @@ const std::vector<HeadColumn>& head_columns() {
        [](const R& r) { return number(r.fit_gap_bound, "{:.1e}"); }},
       {"distinct", [](const R& r) { return double(r.distinct); },
        [](const R& r) { return r.distinct < 0 ? "-" : std::to_string(r.distinct); }},
+      {"reached", [](const R& r) { return double(r.reached); },
+       [](const R& r) { return r.reached < 0 ? "-" : std::to_string(r.reached); }},
       {"constant_channels", [](const R& r) { return double(r.constant_channels); },
        [](const R& r) { return std::to_string(r.constant_channels); }},
       {"flags", nullptr, [](const R& r) { return fmt::format("{}", fmt::join(r.flags, ",")); }},

@@ -26,6 +26,7 @@ struct HeadReport {
   double first_token_share = 0;  ///< of fisher_mass, on the first token of samples
   double fit_gap_bound = 0;      ///< relative distance of the fit from the optimum, at most
   int64_t distinct = -1;         ///< different levels; -1: unknown
+  int64_t reached = -1;          ///< tokens with a gradient other than 0; -1: unknown
   int constant_channels = 0;     ///< channels whose least and largest value are the same
   /// What deserves a look: "constant-channels", "no-fisher", "first-token", "offset", "few-levels".
   std::vector<std::string> flags;

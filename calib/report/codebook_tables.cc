@@ -24,7 +24,7 @@ ordered_json head_json(const HeadReport& head) {
     if (column.value == nullptr || name == "layer" || name == "head" || name == "bits") continue;
     const double value = column.value(head);
     // Counts are whole numbers; NaN (no such statistic) and infinity become null.
-    if (name == "distinct" || name == "constant_channels") {
+    if (name == "distinct" || name == "reached" || name == "constant_channels") {
       document[name] = value < 0 ? ordered_json() : ordered_json(static_cast<int64_t>(value));
     } else {
       document[name] = std::isfinite(value) ? ordered_json(value) : ordered_json();

@@ -26,7 +26,7 @@ const char* need_name(Need need) {
 std::span<const CodebookField> tensor_fields() {
   constexpr const char* kHead = "layer,head";
   constexpr const char* kChannel = "layer,head,channel";
-  static const std::array<CodebookField, 17> all = {{
+  static const std::array<CodebookField, 18> all = {{
       {"bits", Element::u8, kHead, "bit", Need::always, "1.0", nullptr, &T::bits, nullptr, nullptr},
       floats("codebook", "layer,head,code", "normalised", Need::always, &T::codebook),
       floats("outlier_fraction", kHead, "1", Need::always, &T::outlier_fraction),
@@ -44,6 +44,7 @@ std::span<const CodebookField> tensor_fields() {
       statistic("stats/first_token_share", kHead, "1", &S::first_token_share),
       statistic("stats/fit_gap_bound", kHead, "1", &S::fit_gap_bound),
       {"stats/distinct", Element::u32, kHead, "1", Need::optional, "1.0", nullptr, nullptr, nullptr, &S::distinct},
+      {"stats/reached", Element::u32, kHead, "token", Need::optional, "1.2", nullptr, nullptr, nullptr, &S::reached},
   }};
   return all;
 }

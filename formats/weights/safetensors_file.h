@@ -35,6 +35,10 @@ class SafetensorsFile {
     return data_bytes_;
   }  ///< after the header; more than the tensors' where there are holes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  /// As TensorSource's. Bytes in memory never change.
+  void check_unchanged(bool name_too) const {
+    if (map_) name_too ? map_->check_same_file() : map_->check_unchanged();
+  }
 
  private:
   void read(std::span<const std::byte> all);

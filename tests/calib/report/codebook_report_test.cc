@@ -50,10 +50,11 @@ TEST(Report, F32F40F37FlagsNameWhatDeservesALook) {
   codebook.key.stats.mean[26] = 700;  // a bias like Qwen2's, with variance about 1
   codebook.key.stats.first_token_share[3] = 0.9f;
   codebook.key.stats.distinct[3] = 5;
+  codebook.key.stats.reached[3] = 300;  // of 32,768 tokens
   for (int c = 24; c < 32; ++c) codebook.key.stats.fisher[static_cast<size_t>(c)] = 0;
   const std::vector<HeadReport> heads = head_reports(codebook);
   EXPECT_THAT(key_head(heads).flags,
-              ElementsAre("no-fisher", "constant-channels", "offset", "first-token", "few-levels"));
+              ElementsAre("no-fisher", "constant-channels", "offset", "thin", "first-token", "few-levels"));
   EXPECT_EQ(key_head(heads).constant_channels, 1);
   const auto rows = layer_table(heads);
   EXPECT_THAT(rows.at(2).back(), HasSubstr("key:offset"));
@@ -103,7 +104,7 @@ TEST(Report, FiltersNameWhatIsNotThere) {
 }
 
 TEST(Report, EveryFlagHasAMeaning) {
-  for (const char* flag : {"constant-channels", "no-fisher", "first-token", "offset", "few-levels"}) {
+  for (const char* flag : {"constant-channels", "no-fisher", "thin", "first-token", "offset", "few-levels"}) {
     EXPECT_FALSE(flag_meaning(flag).empty()) << flag;
   }
   EXPECT_EQ(flag_meaning("nonsense"), "");

@@ -42,9 +42,9 @@ def test_help_lists_every_verb():
 def test_version():
     out, _ = kvcc("--version")
     assert re.match(r"kvcc \d+\.\d+\.\d+\n", out)
-    assert "codebook 1.1" in out and "kernels 1.2\n" in out and "libtorch: " in out and "nvcc: " in out
+    assert "codebook 1.2" in out and "kernels 1.2\n" in out and "libtorch: " in out and "nvcc: " in out
     document = kvcc_json("--version")
-    assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.1", "1.2")
+    assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.2", "1.2")
     assert {"libtorch", "nvcc"} <= set(document)
 
 
@@ -193,7 +193,7 @@ def test_no_color_and_no_escape_codes_off_a_terminal(artifact):
 def test_inspect_json_has_the_members_of_cli_md(artifact):
     document = kvcc_json("inspect", artifact)
     assert list(document)[0] == "schema_version"
-    assert document["kind"] == "codebook" and document["format_version"] == "1.1"
+    assert document["kind"] == "codebook" and document["format_version"] == "1.2"
     assert document["model"]["name"] == "tiny модель" and document["provenance"]["seed"] == 7
     assert document["scheme"].startswith("k=nuq3@prerope/channel") and document["scheme_name"] == "kvcc-nuq3-1%-sink1"
     assert [layer["layer"] for layer in document["layers"]] == [0, 2, 4]

@@ -74,7 +74,7 @@ def test_npz_holds_every_dataset(artifact):
             assert file[name].dtype == value.dtype and file[name].shape == value.shape
             assert file[name].tobytes() == value.tobytes(), name
         metadata = json.loads(file["metadata"].item())
-    assert metadata["format_version"] == "1.1" and metadata["model.kv_heads"] == "2"
+    assert metadata["format_version"] == "1.2" and metadata["model.kv_heads"] == "2"
     assert metadata["model.weights_sha256"] == attribute(artifact, "model", "weights_sha256")
     assert metadata["datasets"]["key/scale"] == {"axes": "layer,head,channel", "unit": "element"}
     assert metadata["export.channel_layout"] == "half-split" and metadata["export.key_site"] == "pre-rope"

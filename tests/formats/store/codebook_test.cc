@@ -38,6 +38,7 @@ void expect_equal(const TensorCodebooks& a, const TensorCodebooks& b) {
   EXPECT_EQ(a.stats.first_token_share, b.stats.first_token_share);
   EXPECT_EQ(a.stats.fit_gap_bound, b.stats.fit_gap_bound);
   EXPECT_EQ(a.stats.distinct, b.stats.distinct);
+  EXPECT_EQ(a.stats.reached, b.stats.reached);
 }
 
 class RoundTrip : public ::testing::TestWithParam<const char*> {};
@@ -48,7 +49,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
   written.provenance.date = "2026-11-29";
   write_codebook(folder / "a.kvcb", written);
   const Codebook read = read_codebook(folder / "a.kvcb");
-  EXPECT_EQ(read.format_version, "1.1");
+  EXPECT_EQ(read.format_version, "1.2");
   EXPECT_EQ(read.scheme, written.scheme);
   EXPECT_EQ(read.content_sha256, written.content_sha256);
   EXPECT_EQ(read.content_sha256.size(), 64u);

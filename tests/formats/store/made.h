@@ -82,6 +82,7 @@ inline TensorCodebooks tensor(int layers, int heads, int dim, int bits, bool cha
   out.stats.first_token_share = ramp(head_count, 0.1f, 0.05f);
   out.stats.fit_gap_bound = ramp(head_count, 0.0f, 1e-6f);
   out.stats.distinct.assign(head_count, static_cast<uint32_t>(out.codes));
+  out.stats.reached.assign(head_count, 32767);
   return out;
 }
 
