@@ -44,8 +44,8 @@ Error write_error(const std::string& path, int code, uint64_t needed) {
     std::string found = code == EFBIG ? "file size limit reached" : "disk full";
     found += fmt::format(" ({})", std::strerror(code));
     if (::statvfs(parent_of(path).c_str(), &disk) == 0) {
-      found += fmt::format(": {} needed, {} free", human_bytes(needed),
-                           human_bytes(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize));
+      const std::string free = human_bytes(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
+      found += needed > 0 ? fmt::format(": {} needed, {} free", human_bytes(needed), free) : ": " + free + " free";
     }
     return Error(ErrorKind::resource, path, found, "", "free some space or write elsewhere");
   }
