@@ -72,6 +72,7 @@ void fetch_archive(const ManifestArchive& archive, const std::string& path, cons
     check_interrupt();
     log("downloading " + url + " (" + human_bytes(archive.bytes) + ")");
     AtomicFile file(path);
+    file.check_room(archive.bytes);
     std::string reason = download(url, archive.bytes, file.temporary());
     check_interrupt();
     if (reason.empty() && !is_right(file.temporary(), archive.bytes, archive.sha256)) {
@@ -91,6 +92,7 @@ void fetch_archive(const ManifestArchive& archive, const std::string& path, cons
 void extract(const std::string& archive, const ManifestSplit& split, const std::string& path, const Log& log) {
   log("extracting " + split.member);
   AtomicFile file(path);
+  file.check_room(split.file.bytes);
   const char* python = "import sys, zipfile; sys.stdout.buffer.write(zipfile.ZipFile(sys.argv[1]).read(sys.argv[2]))";
   ProcessResult result = run_helper({"unzip", "-p", archive, split.member}, file.temporary());
   if (result.missing) result = run_helper({"python3", "-c", python, archive, split.member}, file.temporary());

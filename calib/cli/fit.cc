@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <future>
+#include <memory>
 #include <optional>
 #include <set>
 
@@ -54,6 +55,7 @@ struct Job {
   Scheme scheme;
   std::string output;
   bool skipped = false;
+  std::unique_ptr<kvcc::AtomicFile> file = {};  ///< taken before the work, so that nobody else writes it meanwhile
   Codebook codebook;
   double seconds = 0;  ///< its share of the fit that all schemes have in common
 };
@@ -91,6 +93,7 @@ void append_layer(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
   append(to.stats.heaviest_sample, fit.heaviest_sample);
   append(to.stats.token_sample, fit.token_sample);
   append(to.stats.token_position, fit.token_position);
+  append(to.stats.reached, fit.reached);
 }
 
 float greatest(const std::vector<float>& values) {
@@ -329,6 +332,7 @@ class Fit {
       schemes.push_back(job.scheme);
       if (const fs::path folder = fs::path(job.output).parent_path(); !folder.empty())
         kvcc::make_folder(folder.string());
+      job.file = std::make_unique<kvcc::AtomicFile>(job.output);
     }
     if (open.empty()) return;
     const kvcc::CacheShape& shape = settings_.model.shape;
@@ -367,27 +371,29 @@ class Fit {
         spdlog::warn("{}: k-means is only known to be within {:g} of the optimum (relative)", job->output,
                      gap_bound(job->codebook));
       }
-      kvcc::write_codebook(job->output, job->codebook);
+      kvcc::write_codebook(*job->file, job->output, job->codebook);
     }
   }
 
-  /// Heads whose gradients are all zero were never reached by the loss: their codebooks are unweighted.
+  /// Heads that the loss never reached, whose codebooks are unweighted, and those it reached at few tokens: all at
+  /// once.
   void warn_of_thin_heads(const Codebook& book) const {
     if (!settings_.fisher) return;
     std::vector<std::string> thin;
+    const auto heads = static_cast<size_t>(book.model.shape.kv_heads);
     for (const bool key : {true, false}) {
-      const std::vector<float>& fisher = (key ? book.key : book.value).stats.fisher;
-      const size_t heads = book.layer_index.size() * book.model.shape.kv_heads, dim = fisher.size() / heads;
-      for (size_t head = 0; head < heads; ++head) {
-        const auto begin = fisher.begin() + static_cast<int64_t>(head * dim);
-        if (std::any_of(begin, begin + static_cast<int64_t>(dim), [](float f) { return f > 0; })) continue;
-        thin.push_back(fmt::format("layer {} {} head {}", book.layer_index[head / book.model.shape.kv_heads],
-                                   key ? "key" : "value", head % book.model.shape.kv_heads));
+      const std::vector<uint32_t>& reached = (key ? book.key : book.value).stats.reached;
+      for (size_t i = 0; i < reached.size(); ++i) {
+        if (!kvcc::is_thin(reached[i], book.provenance.tokens)) continue;
+        thin.push_back(fmt::format("layer {} {} head {} (at {} tokens)", book.layer_index[i / heads],
+                                   key ? "key" : "value", i % heads, reached[i]));
       }
     }
     if (!thin.empty()) {
-      spdlog::warn("no gradient ever reached {}: fitted without weights ({} of {})", fmt::join(thin, ", "), thin.size(),
-                   2 * book.layer_index.size() * book.model.shape.kv_heads);
+      spdlog::warn(
+          "gradients reached {} of {} heads at fewer than 1 % of {} tokens: {}; without any they are fitted without "
+          "weights. Calibrate on more or other text",
+          thin.size(), 2 * book.layer_index.size() * heads, book.provenance.tokens, fmt::join(thin, ", "));
     }
   }
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 
@@ -119,6 +118,7 @@ class Generation {
     hold_tail();
     const kvcc::Generated out = generate(decoder);
     finish_text();
+    files_.tensors->check_unchanged(false);
     save(out);
     report(out);
     return out.exit_code;
@@ -143,10 +143,8 @@ class Generation {
     if (!folder.empty() && !std::filesystem::is_directory(folder)) {
       throw Error(ErrorKind::usage, "--save-cache " + o.save, "no folder " + folder.string(), "one that is there");
     }
-    if (!o.save.empty()) {  // said now, and not after the work
-      const kvcc::AtomicFile target(o.save);
-      if (!std::ofstream(target.temporary())) throw kvcc::write_error(o.save, errno);
-    }
+    if (!o.save.empty())
+      const kvcc::AtomicFile target(o.save);  // what is wrong with it is said now, not after the work
   }
 
   /// Ids alone need no tokenizer, which then is none that kvcc knows: ids are printed in place of text.

@@ -113,6 +113,7 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
     };
     pass.done = [&](int l, const LayerActs& acts) {
       if (present[l]) return;
+      files.tensors->check_unchanged(false);  // weights that were changed under the run give no shard
       queue.put([&writer, s, l,
                  shard = Shard{values(acts.key), values(acts.value), values(acts.key_grad), values(acts.value_grad)}] {
         writer.put(s, l, shard);

@@ -72,7 +72,7 @@ class Evaluation {
  public:
   Evaluation(const ModelFiles& files, const std::vector<EvalSubject>& subjects, const EvalOptions& options,
              EvalJournal* journal, const std::function<void(uint64_t, uint64_t)>& progress)
-      : options_(options), journal_(journal), progress_(progress), decoder_(files) {
+      : files_(files), options_(options), journal_(journal), progress_(progress), decoder_(files) {
     const CacheShape shape = shape_of(files.config);
     for (size_t i = 0; i < subjects.size(); ++i) {
       const EvalSubject& s = subjects[i];
@@ -119,6 +119,7 @@ class Evaluation {
     return journal_ != nullptr ? journal_->find(run, window) : std::nullopt;
   }
   void keep(const std::string& run, size_t window, const WindowRecord& record) {
+    files_.tensors->check_unchanged(false);  // weights that were changed under the run count for nothing
     if (journal_ != nullptr) journal_->add(run, window, record);
   }
 
@@ -271,6 +272,7 @@ class Evaluation {
                 weights.empty() ? "" : "not finite in the model's weights: " + weights);
   }
 
+  const ModelFiles& files_;
   const EvalOptions& options_;
   EvalJournal* journal_;
   const std::function<void(uint64_t, uint64_t)>& progress_;

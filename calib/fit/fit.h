@@ -45,6 +45,8 @@ struct TensorFit {
   /// [H] Of the Fisher mass without first tokens: the greatest share of a sample and of a token, and which they are.
   std::vector<float> sample_share, token_share;
   std::vector<uint32_t> heaviest_sample, token_sample, token_position;
+  /// [H] Tokens with a gradient other than 0; all tokens without gradients.
+  std::vector<uint32_t> reached;
 };
 struct LayerFit {
   TensorFit key, value;

@@ -16,6 +16,7 @@ namespace {
 struct Moments {
   std::vector<float> least, greatest;
   std::vector<double> sum, squares, fisher;
+  int64_t reached = 0;  ///< rows with a gradient other than 0, or without gradients
   explicit Moments(int dim)
       : least(dim, std::numeric_limits<float>::max()),
         greatest(dim, std::numeric_limits<float>::lowest()),
@@ -78,7 +79,7 @@ int64_t outside_the_others(std::span<const float> column, size_t first_part, dou
 
 /// Adds a row; returns whether all of it is finite. `g` may be null.
 KVCC_CLONES bool add_row(Moments& m, const float* x, const float* g, const float* origin, int dim) {
-  int bad = 0;
+  int bad = 0, reached = g == nullptr;
   float *least = m.least.data(), *greatest = m.greatest.data();
   double *sum = m.sum.data(), *squares = m.squares.data(), *fisher = m.fisher.data();
   for (int c = 0; c < dim; ++c) {
@@ -92,7 +93,9 @@ KVCC_CLONES bool add_row(Moments& m, const float* x, const float* g, const float
   for (int c = 0; g != nullptr && c < dim; ++c) {
     bad |= !(std::fabs(g[c]) <= std::numeric_limits<float>::max());
     fisher[c] += static_cast<double>(g[c]) * g[c];
+    reached |= g[c] != 0;
   }
+  m.reached += reached;
   return bad == 0;
 }
 
@@ -143,6 +146,7 @@ void TensorFitter::describe_head(int head) {
     stats_.fisher[at] = static_cast<float>(m.fisher[c] / rows);
     mass += m.fisher[c];
   }
+  stats_.reached[head] = static_cast<uint32_t>(std::min<int64_t>(m.reached, UINT32_MAX));
   stats_.first_token_share[head] = mass > 0 ? static_cast<float>(first / mass) : 0.0f;
   if (!stats_.token_share.empty()) describe_mass(head);
 }

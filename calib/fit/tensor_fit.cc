@@ -40,6 +40,7 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
     for (auto* v : {&stats_.sample_share, &stats_.token_share}) v->resize(heads);
     for (auto* v : {&stats_.heaviest_sample, &stats_.token_sample, &stats_.token_position}) v->resize(heads);
   }
+  stats_.reached.resize(heads);
   for (size_t p = 0; p < plans_.size(); ++p) {
     const TensorPlan& plan = plans_[p];
     const bool needs_rest = (plan.tensor.axis == Axis::channel && !plan.first_in_thresholds) ||

@@ -60,6 +60,8 @@ const std::vector<HeadColumn>& head_columns() {
        [](const R& r) { return number(r.fit_gap_bound, "{:.1e}"); }},
       {"distinct", "1", true, [](const R& r) { return double(r.distinct); },
        [](const R& r) { return count(r.distinct); }},
+      {"reached", "token", true, [](const R& r) { return double(r.reached); },
+       [](const R& r) { return count(r.reached); }},
       {"unused_codes", "1", true, [](const R& r) { return double(r.unused_codes); },
        [](const R& r) { return count(r.unused_codes); }},
       {"constant_channels", "1", true, [](const R& r) { return double(r.constant_channels); },

@@ -89,6 +89,7 @@ HeadReport head_report(const Codebook& codebook, size_t layer, bool key, int num
   report.drift = at(stats.drift, head);
   report.fit_gap_bound = at(stats.fit_gap_bound, head);
   report.distinct = at(stats.distinct, head);
+  report.reached = at(stats.reached, head);
   report.heaviest_sample = at(stats.heaviest_sample, head);
   report.token_sample = at(stats.token_sample, head);
   report.token_position = at(stats.token_position, head);

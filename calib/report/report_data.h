@@ -46,6 +46,7 @@ struct HeadReport {
   double offset = 0;               ///< greatest |mean| / standard deviation of a channel
   double fit_gap_bound = 0;        ///< relative distance of the fit from the optimum, at most
   int64_t distinct = -1;           ///< different levels
+  int64_t reached = -1;            ///< tokens with a gradient other than 0; all of them without gradients
   int64_t unused_codes = -1;       ///< of the different levels, those that no element took
   int64_t constant_channels = -1;  ///< channels whose least and largest value are the same
   int64_t heaviest_sample = -1;    ///< number of the sample of sample_share

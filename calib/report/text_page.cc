@@ -155,6 +155,7 @@ std::string heads_text(const std::vector<HeadReport>& heads, const std::string& 
                                           "offset",
                                           "unused_codes",
                                           "distinct",
+                                          "reached",
                                           "constant_channels",
                                           "fit_gap_bound",
                                           "heaviest_sample",

@@ -63,6 +63,17 @@ constexpr std::array kRules = {
            return fmt::format("a Fisher mass of {:.3g}, {:.1g} of the median {} head's", h.fisher_mass,
                               h.fisher_mass / c.median(h), h.kind);
          }},
+    Rule{"thin", "gradients reach the head at fewer than 1 % of the tokens, so that its statistics say little",
+         "calibrate on more or other text",
+         [](const HeadReport& h, const Context& c) {
+           const int64_t tokens = c.codebook.provenance.tokens;
+           return h.reached > 0 && is_thin(static_cast<uint32_t>(h.reached), tokens)
+                      ? static_cast<double>(tokens) / static_cast<double>(h.reached)
+                      : 0.0;
+         },
+         [](const HeadReport& h, const Context& c) {
+           return fmt::format("gradients at {} of {} tokens", h.reached, c.codebook.provenance.tokens);
+         }},
     Rule{"constant-channels", "channels that never change on the calibration text; they decode exactly to their value",
          "nothing, where the model has them; else calibrate on text that moves them",
          [](const HeadReport& h, const Context&) { return above(static_cast<double>(h.constant_channels), 0); },

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <set>
 
 #include "codegen/build/cxx.h"
@@ -13,6 +15,7 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
+#include "formats/store/folder_lock.h"
 
 namespace kvcc::codegen {
 namespace {
@@ -34,6 +37,50 @@ std::vector<std::string> stale_files(const std::string& folder, const std::map<s
   }
   return stale;
 }
+
+/// Writes what differs from what is there; returns how many of `files`. All of it is on disk before the first file gets
+/// its name, so that a full disk leaves the folder as it was; the manifest gets its name last.
+int write_files(const std::string& folder, const std::map<std::string, std::string>& files,
+                const std::string& manifest) {
+  std::vector<std::unique_ptr<AtomicFile>> written;
+  const auto write = [&](const std::string& path, const std::string& content) {
+    std::error_code error;
+    if (std::filesystem::is_regular_file(path, error) && read_text_file(path) == content) return false;
+    make_folder(std::filesystem::path(path).parent_path().string());
+    written.push_back(std::make_unique<AtomicFile>(path));
+    written.back()->write(content);
+    return true;
+  };
+  int count = 0;
+  for (const auto& [name, content] : files) count += write(folder + "/" + name, content);
+  write(folder + "/kernels.json", manifest);
+  for (const std::unique_ptr<AtomicFile>& file : written) file->commit(file == written.back());
+  return count;
+}
+
+/// The folder to write, made where it is not there and locked; one that was made is removed when no manifest came into
+/// it.
+class OutputFolder {
+ public:
+  explicit OutputFolder(const std::string& path) : path_(path) {
+    std::error_code error;
+    made_ = !std::filesystem::exists(path, error);
+    make_folder(path);
+    lock_.emplace(path);
+  }
+  ~OutputFolder() {
+    std::error_code ignored;
+    if (made_ && !std::filesystem::exists(path_ + "/kernels.json", ignored)) {
+      std::filesystem::remove_all(path_, ignored);
+    }
+  }
+  OutputFolder(const OutputFolder&) = delete;
+
+ private:
+  std::string path_;
+  bool made_ = false;
+  std::optional<FolderLock> lock_;
+};
 
 /// What a newer kvcc compile wrote is not replaced unasked.
 void check_folder(const CompileOptions& options) {
@@ -74,6 +121,7 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   roots.push_back(emit_header(artifact, plan, templates, options.tool_version));
   sources.headers = header_closure(roots);
   check_folder(options);
+  const OutputFolder output(options.folder);
 
   CompileResult result;
   KernelsManifest& manifest = result.manifest;
@@ -145,15 +193,9 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
     if (rule.coded) manifest.pages[keys ? "key" : "value"] = pages_of(std::move(rule));
   }
   manifest.tool_version = options.tool_version;
-  make_folder(options.folder);
-  for (const auto& [name, content] : files) {
-    manifest.files[name] = sha256_hex(content);
-    const std::string path = options.folder + "/" + name;
-    make_folder(std::filesystem::path(path).parent_path().string());
-    result.written += write_if_different(path, content);
-  }
+  for (const auto& [name, content] : files) manifest.files[name] = sha256_hex(content);
   const std::vector<std::string> stale = stale_files(options.folder, manifest.files);
-  write_kernels_manifest(options.folder, manifest);
+  result.written = write_files(options.folder, files, kernels_manifest_text(manifest));
   for (const std::string& name : stale) {
     std::error_code ignored;
     result.removed += std::filesystem::remove(options.folder + "/" + name, ignored);

@@ -102,7 +102,7 @@ Kept run_task(const Task& task, const std::string& cache_folder) {
   Kept result{read_text_file(out), std::move(run.output), false};
   if (task.finish) result.binary = task.finish(result.binary);
   make_folder(fs::path(path).parent_path().string());
-  write_text_file(path, to_entry(result));
+  write_text_file(path, to_entry(result), true, AtomicFile::Busy::wait);
   return result;
 }
 

@@ -105,8 +105,14 @@ int export_file(const Options& options, const kvcc::cli::Common& common) {
     throw Error(ErrorKind::usage, options.output, "is the name of the scheme beside the scales", "NAME.safetensors");
   }
   Export made = make(options, codebook, tree);
-  if (options.format == "vllm") kvcc::write_text_file(scheme_file, kvcc::vllm_cache_scheme(options.per_head));
-  kvcc::write_text_file(options.output, made.bytes);
+  kvcc::AtomicFile file(options.output);
+  file.write(made.bytes);
+  if (options.format == "vllm") {  // both are whole before one of them has its name
+    kvcc::AtomicFile scheme(scheme_file);
+    scheme.write(kvcc::vllm_cache_scheme(options.per_head));
+    scheme.commit();
+  }
+  file.commit();
   if (options.format == "safetensors" || options.format == "vllm") {
     made.tensors = kvcc::check_safetensors(options.output);
   }

@@ -161,6 +161,7 @@ int run(int argc, char** argv, const std::string& verb, const std::string& summa
   // Known before parsing, so that errors of parsing follow it too.
   const bool json =
       (common & kJson) && std::any_of(argv + 1, argv + argc, [](std::string_view word) { return word == "--json"; });
+  catch_truncated_maps(verb.empty() ? "kvcc" : "kvcc " + verb, json);
   CLI::App app(summary, verb.empty() ? "kvcc" : "kvcc " + verb);
   app.set_version_flag("--version", std::string("kvcc ") + KVCC_VERSION, "Print the version");
   app.get_formatter()->column_width(34);

@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "formats/core/error.h"
 #include "formats/core/text.h"
@@ -43,48 +44,15 @@ Error write_error(const std::string& path, int code, uint64_t needed) {
     std::string found = code == EFBIG ? "file size limit reached" : "disk full";
     found += fmt::format(" ({})", std::strerror(code));
     if (::statvfs(parent_of(path).c_str(), &disk) == 0) {
-      found += fmt::format(": {} needed, {} free", human_bytes(needed),
-                           human_bytes(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize));
+      const std::string free = human_bytes(static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize);
+      found += needed > 0 ? fmt::format(": {} needed, {} free", human_bytes(needed), free) : ": " + free + " free";
     }
     return Error(ErrorKind::resource, path, found, "", "free some space or write elsewhere");
   }
   return Error(ErrorKind::failed, path, fmt::format("cannot be written: {}", std::strerror(code)));
 }
 
-MappedFile::MappedFile(const std::string& path, bool allow_empty) : path_(path) {
-  // Not blocking: a FIFO without a writer would hang the open; it is refused below.
-  const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-  if (file.value < 0) throw bad_input(path, errno == ENOENT ? "no such file" : std::strerror(errno));
-  struct stat info = {};
-  if (::fstat(file.value, &info) != 0) throw bad_input(path, std::strerror(errno));
-  if (S_ISDIR(info.st_mode)) throw bad_input(path, "is a folder", "a file");
-  if (!S_ISREG(info.st_mode)) throw bad_input(path, "is not a regular file", "a file that can be mapped");
-  size_ = static_cast<size_t>(info.st_size);
-  if (size_ == 0) {
-    if (!allow_empty) throw bad_input(path, "empty file");
-    return;
-  }
-  data_ = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.value, 0);
-  if (data_ == MAP_FAILED) {
-    data_ = nullptr;
-    throw Error(errno == ENOMEM ? ErrorKind::resource : ErrorKind::bad_input, path,
-                fmt::format("cannot be mapped ({}): {}", human_bytes(size_), std::strerror(errno)));
-  }
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(data_, size_);
-}
-
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : path_(std::move(other.path_)), data_(other.data_), size_(other.size_) {
-  other.data_ = nullptr;
-  other.size_ = 0;
-}
-
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
-  static std::atomic<unsigned> counter{0};
-  temporary_ = fmt::format("{}.partial-{}-{}", path_, ::getpid(), counter++);
+AtomicFile::AtomicFile(std::string path, Busy busy) : path_(std::move(path)) {
   std::error_code error;
   if (!fs::is_directory(parent_of(path_), error)) {
     throw bad_input(path_, fmt::format("the folder {} does not exist", parent_of(path_)));
@@ -94,10 +62,67 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   if (fs::exists(there) && !fs::is_regular_file(there)) {  // renaming would replace a device
     throw bad_input(path_, "is not a regular file", "the name of a file to write");
   }
+  take(busy);
+}
+
+/// Opens and locks the temporary name.
+void AtomicFile::take(Busy busy) {
+  temporary_ = path_ + ".partial";
+  const auto open = [&] {
+    Descriptor file{::open(temporary_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666)};
+    struct stat info = {};
+    if (file.value < 0 || ::fstat(file.value, &info) != 0) throw write_error(path_, errno);
+    if (!S_ISREG(info.st_mode)) throw bad_input(temporary_, "is in the way", "a name to write to");
+    return std::exchange(file.value, -1);
+  };
+  for (;;) {
+    Descriptor file{open()};
+    if (::flock(file.value, LOCK_EX | (busy == Busy::wait ? 0 : LOCK_NB)) != 0) {
+      if (errno == EINTR) continue;
+      if (errno == EWOULDBLOCK) {
+        throw bad_input(path_, "another process is writing it", "one writer at a time",
+                        "wait for it to end, or write elsewhere");
+      }
+      // A file system without locks: a name of this process alone.
+      static std::atomic<unsigned> counter{0};
+      ::unlink(temporary_.c_str());
+      temporary_ = fmt::format("{}.partial-{}-{}", path_, ::getpid(), counter++);
+      lock_ = open();
+      return;
+    }
+    struct stat locked = {}, there = {};
+    if (::fstat(file.value, &locked) == 0 && ::lstat(temporary_.c_str(), &there) == 0 &&
+        locked.st_ino == there.st_ino && locked.st_dev == there.st_dev) {
+      lock_ = std::exchange(file.value, -1);
+      return;
+    }
+    // Its owner has renamed or removed it since it was opened: what is locked here may be the finished file.
+  }
 }
 
 AtomicFile::~AtomicFile() {
   if (!done_) ::unlink(temporary_.c_str());
+  if (lock_ >= 0) ::close(lock_);  // last: until then nobody else takes the name
+}
+
+void AtomicFile::check_room(uint64_t bytes) const {
+  if (::fallocate(lock_, 0, 0, static_cast<off_t>(bytes)) == 0) {
+    if (::ftruncate(lock_, 0) != 0) throw write_error(path_, errno, bytes);
+    return;
+  }
+  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) throw write_error(path_, errno, bytes);
+}
+
+void AtomicFile::write(std::string_view text) const {
+  Descriptor file{::open(temporary_.c_str(), O_WRONLY | O_TRUNC | O_CLOEXEC)};
+  if (file.value < 0) throw write_error(path_, errno, text.size());
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::write(file.value, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw write_error(path_, errno, text.size());
+    done += static_cast<size_t>(n);
+  }
+  if (::close(std::exchange(file.value, -1)) != 0) throw write_error(path_, errno, text.size());
 }
 
 void AtomicFile::commit(bool sync_name) {
@@ -132,21 +157,9 @@ std::string read_text_file(const std::string& path) {
   }
 }
 
-void write_text_file(const std::string& path, std::string_view text, bool sync_name) {
-  AtomicFile target(path);
-  {
-    Descriptor file{::open(target.temporary().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
-    if (file.value < 0) throw write_error(path, errno, text.size());
-    for (size_t done = 0; done < text.size();) {
-      const ssize_t n = ::write(file.value, text.data() + done, text.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) throw write_error(path, errno, text.size());
-      done += static_cast<size_t>(n);
-    }
-    const int closed = ::close(file.value);
-    file.value = -1;
-    if (closed != 0) throw write_error(path, errno, text.size());
-  }
+void write_text_file(const std::string& path, std::string_view text, bool sync_name, AtomicFile::Busy busy) {
+  AtomicFile target(path, busy);
+  target.write(text);
   target.commit(sync_name);
 }
 

@@ -93,6 +93,28 @@ uint64_t parse_bytes(std::string_view text) {
   return static_cast<uint64_t>(bytes);
 }
 
+std::string json_text(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    size_t length = byte < 0x80 ? 1 : byte >= 0xc2 && byte < 0xe0 ? 2 : byte >= 0xe0 && byte < 0xf0 ? 3 : 4;
+    bool good = byte < 0x80 || (byte >= 0xc2 && byte < 0xf5 && i + length <= text.size());
+    for (size_t k = 1; good && k < length; ++k) good = (static_cast<unsigned char>(text[i + k]) & 0xc0) == 0x80;
+    if (!good) {
+      out += "\\ufffd";
+      length = 1;
+    } else if (byte == '"' || byte == '\\') {
+      out += {'\\', text[i]};
+    } else if (byte < 0x20) {
+      out += fmt::format("\\u{:04x}", byte);
+    } else {
+      out += text.substr(i, length);
+    }
+    i += length;
+  }
+  return out;
+}
+
 std::string shape_text(std::span<const int64_t> shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 }  // namespace kvcc

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -97,7 +99,7 @@ ActivationsWriter::ActivationsWriter(std::string folder, ActivationsSettings set
     }
     if (resume && try_resume(force)) return;
     start_over();
-  } else if (!fs::is_empty(folder_, error)) {
+  } else if (!is_new()) {
     throw bad_input(folder_, "is not empty and holds no activations", "a new or empty folder");
   }
   check_space();
@@ -112,9 +114,10 @@ void check_disk_space(const std::string& folder, uint64_t needed, const std::str
               fmt::format("disk full: {} needed, {} free", human_bytes(needed), human_bytes(disk.available)), "", hint);
 }
 
-void ActivationsWriter::check_space() const {
+void ActivationsWriter::check_space(uint64_t freed) const {
   if (!settings_.sources.empty()) return;  // links take none; merging has checked what copies take
   uint64_t needed = activations_bytes(settings_);
+  needed -= std::min(needed, freed);
   for (const auto& [key, entry] : shards_) needed -= std::min(needed, entry.bytes);
   check_disk_space(folder_, needed,
                    "free some space, write elsewhere, or use --acts-dtype bf16, fewer --samples or a shorter --seqlen");
@@ -152,30 +155,55 @@ void ActivationsWriter::drop_damaged() {
     dropped_.push_back(fmt::format("{}: {}", shard_name(key.first, layer_number(settings_, key.second)), fault));
     return true;
   });
-  // What a killed run left half-written beside its name.
+  remove_unlisted();
+}
+
+/// What a killed run left: shards that no manifest lists, whole or half-written. They count for nothing.
+void ActivationsWriter::remove_unlisted() const {
+  std::set<std::string> listed_shards;
+  for (const auto& [key, entry] : shards_) {
+    listed_shards.insert(shard_name(key.first, layer_number(settings_, key.second)));
+  }
+  const auto is_shard = [](const std::string& name, char first) {
+    return name.size() > 4 && name[0] == first &&
+           std::all_of(name.begin() + 1, name.begin() + 5, [](unsigned char c) { return std::isdigit(c) != 0; });
+  };
   for (const auto& sample : fs::directory_iterator(folder_)) {
-    if (!sample.is_directory()) continue;
+    if (!sample.is_directory() || !is_shard(sample.path().filename().string(), 's')) continue;
+    std::vector<fs::path> left;
     for (const auto& file : fs::directory_iterator(sample.path())) {
-      if (file.path().filename().string().find(".h5.partial-") != std::string::npos) fs::remove(file.path());
+      const std::string name = file.path().filename().string();
+      const bool ours = is_shard(name, 'l') && (name.ends_with(".h5") || name.find(".h5.partial") != std::string::npos);
+      const std::string listed_name = sample.path().filename().string() + "/" + name;
+      if (ours && !listed_shards.contains(listed_name)) left.push_back(file.path());
     }
+    for (const fs::path& file : left) fs::remove(file);
   }
 }
 
-/// Removes the manifest first, so that a kill in between leaves no folder that looks whole; then what it listed.
+/// Not when the result would not find room. A kill in between leaves a folder that looks interrupted, never one that
+/// looks whole.
 void ActivationsWriter::start_over() const {
-  ShardMap listed_shards;
-  ActivationsSettings there;
+  uint64_t freed = 0;
   try {
-    ActivationsManifest manifest = read_activations_manifest(folder_);
-    listed_shards = std::move(manifest.shards);
-    there = std::move(manifest.settings);
+    for (const auto& [key, entry] : read_activations_manifest(folder_).shards) freed += entry.bytes;
   } catch (const Error&) {
     // An unreadable manifest lists nothing.
   }
+  check_space(freed);
   std::error_code error;
-  fs::remove(manifest_path(folder_), error);
-  fs::remove(journal_path(folder_), error);
-  for (const auto& [key, entry] : listed_shards) fs::remove(shard_path(folder_, there, key.first, key.second), error);
+  fs::remove(journal_path(folder_), error);  // it lists shards of the settings that were
+  write_manifest(false);
+  remove_unlisted();
+}
+
+/// Whether there is nothing but what a run leaves that was killed before it had a manifest.
+bool ActivationsWriter::is_new() const {
+  std::error_code error;
+  const fs::directory_iterator files(folder_, error);
+  return std::all_of(begin(files), end(files), [](const auto& file) {
+    return file.path().filename().string().starts_with("manifest.json.partial");
+  });
 }
 
 bool ActivationsWriter::has(int sample, int layer) const { return shards_.contains({sample, layer}); }

@@ -89,8 +89,10 @@ class ActivationsWriter {
   std::map<int, std::string> left_out_;
   bool resumed_ = false;
   bool try_resume(bool force);
+  void remove_unlisted() const;
   void start_over() const;
-  void check_space() const;
+  bool is_new() const;
+  void check_space(uint64_t freed = 0) const;
   void drop_damaged();
   void record(int sample, int layer, const ShardEntry& entry);
   void write_manifest(bool complete) const;

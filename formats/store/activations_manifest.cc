@@ -344,8 +344,8 @@ void append_to_journal(const std::string& folder, const std::string& shard, cons
   if (file < 0) throw write_error(path, errno);
   const std::string line = fmt::format("{} {} {}\n", shard, entry.bytes, entry.sha256);
   const ssize_t written = ::write(file, line.data(), line.size());
-  const int code = written == static_cast<ssize_t>(line.size()) ? 0 : written < 0 ? errno : ENOSPC;
-  ::close(file);
+  int code = written == static_cast<ssize_t>(line.size()) ? 0 : written < 0 ? errno : ENOSPC;
+  if (::close(file) != 0 && code == 0) code = errno;
   if (code != 0) throw write_error(path, code, line.size());
 }
 

@@ -140,9 +140,15 @@ Tree read_tree(const std::string& path) {
 
 }  // namespace
 
-void write_codebook(const std::string& path, Codebook& codebook) {
+void write_codebook(AtomicFile& file, const std::string& path, Codebook& codebook) {
   const Tree tree = checked_tree(codebook, path);
-  write_text_file(path, tree_to_hdf5(tree));
+  file.write(tree_to_hdf5(tree));
+  file.commit();
+}
+
+void write_codebook(const std::string& path, Codebook& codebook) {
+  AtomicFile file(path);
+  write_codebook(file, path, codebook);
 }
 
 Tree codebook_tree(Codebook& codebook) { return checked_tree(codebook, "the artifact"); }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/core/file.h"
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
 #include "formats/store/tree.h"
@@ -55,7 +56,11 @@ struct TensorStats {
   std::vector<float> sample_share, token_share;        ///< [L, H] of the Fisher mass, on the heaviest sample and token
   std::vector<uint32_t> heaviest_sample;               ///< [L, H] its number
   std::vector<uint32_t> token_sample, token_position;  ///< [L, H] the heaviest token: its sample, and where in it
+  std::vector<uint32_t> reached;         ///< [L, H] tokens with a gradient other than 0; all tokens without gradients
 };
+
+/// Whether a head was reached at so few of the text's tokens that its statistics say little: fewer than 1 %.
+inline bool is_thin(uint32_t reached, int64_t tokens) { return int64_t{reached} * 100 < tokens; }
 
 /// One of /key, /value.
 struct TensorCodebooks {
@@ -82,6 +87,8 @@ struct Codebook {
 /// Writes beside the name and renames. Equal content gives equal bytes. Sets content_sha256. Throws Error(failed) for
 /// content that read_codebook would refuse, before anything is written.
 void write_codebook(const std::string& path, Codebook& codebook);
+/// The same to a name that was taken before the work.
+void write_codebook(AtomicFile& file, const std::string& path, Codebook& codebook);
 
 /// The objects of the artifact's file, for exports of what no file holds. Sets content_sha256. Throws as
 /// write_codebook.

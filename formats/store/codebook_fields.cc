@@ -32,7 +32,7 @@ const char* need_name(Need need) {
 std::span<const CodebookField> tensor_fields() {
   constexpr const char* kHead = "layer,head";
   constexpr const char* kChannel = "layer,head,channel";
-  static const std::array<CodebookField, 26> all = {{
+  static const std::array<CodebookField, 27> all = {{
       {"bits", Element::u8, kHead, "bit", Need::always, "1.0", nullptr, &T::bits, nullptr, nullptr},
       floats("codebook", "layer,head,code", "normalised", Need::always, &T::codebook),
       floats("outlier_fraction", kHead, "1", Need::always, &T::outlier_fraction),
@@ -59,6 +59,7 @@ std::span<const CodebookField> tensor_fields() {
       number("stats/heaviest_sample", kHead, "1", &S::heaviest_sample, "1.2"),
       number("stats/token_sample", kHead, "1", &S::token_sample, "1.2"),
       number("stats/token_position", kHead, "1", &S::token_position, "1.2"),
+      number("stats/reached", kHead, "token", &S::reached, "1.2"),
   }};
   return all;
 }

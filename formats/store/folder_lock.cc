@@ -15,7 +15,7 @@ FolderLock::FolderLock(const std::string& folder) : file_(::open(folder.c_str(),
   if (errno != EWOULDBLOCK) return;
   ::close(file_);
   throw bad_input(folder, "another process is writing it", "one writer at a time",
-                  "wait for it to end, or -o names another folder");
+                  "wait for it to end, or write elsewhere");
 }
 
 FolderLock::~FolderLock() {

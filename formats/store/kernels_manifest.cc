@@ -215,9 +215,8 @@ KernelsManifest kernels_from_json(const ordered_json& document, const std::strin
   return manifest;
 }
 
-void write_kernels_manifest(const std::string& folder, const KernelsManifest& manifest) {
-  write_if_different(manifest_file(folder),
-                     to_json(manifest).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+std::string kernels_manifest_text(const KernelsManifest& manifest) {
+  return to_json(manifest).dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 
 KernelsManifest read_kernels_manifest(const std::string& folder) {

@@ -80,8 +80,8 @@ nlohmann::ordered_json to_json(const KernelsManifest& manifest);
 /// unknown layout.
 KernelsManifest kernels_from_json(const nlohmann::ordered_json& document, const std::string& place);
 
-/// FOLDER/kernels.json, untouched when it holds the same text already.
-void write_kernels_manifest(const std::string& folder, const KernelsManifest& manifest);
+/// The text of FOLDER/kernels.json.
+std::string kernels_manifest_text(const KernelsManifest& manifest);
 KernelsManifest read_kernels_manifest(const std::string& folder);
 
 /// All that is wrong with the folder: files that are missing or whose hash differs, cubins and libraries that are not

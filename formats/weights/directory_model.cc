@@ -125,6 +125,10 @@ class SafetensorsSource : public TensorSource {
     return tensor->bytes;
   }
 
+  void check_unchanged(bool name_too) const override {
+    for (const SafetensorsFile& file : files_) file.check_unchanged(name_too);
+  }
+
  private:
   struct Part {
     const SafetensorsFile* file;

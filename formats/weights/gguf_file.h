@@ -33,6 +33,7 @@ class GgufFile {
   explicit GgufFile(const std::string& path);
 
   const std::string& path() const { return map_.path(); }
+  void check_unchanged(bool name_too) const { name_too ? map_.check_same_file() : map_.check_unchanged(); }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }  ///< in file order
   const GgufTensor* find(std::string_view name) const;
   const GgufValue* value(const std::string& key) const;

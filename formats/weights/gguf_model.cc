@@ -52,6 +52,8 @@ class GgufSource : public TensorSource {
     return tensor->bytes;
   }
 
+  void check_unchanged(bool name_too) const override { file_.check_unchanged(name_too); }
+
  private:
   struct Part {
     const GgufTensor* tensor;

@@ -83,6 +83,7 @@ ModelInfo model_info(const ModelFiles& files) {
     const MappedFile file(name);
     hash.update(file.bytes().data(), file.bytes().size());
   }
+  files.tensors->check_unchanged(true);  // else the hash would be of other weights than those in use
   info.weights_sha256 = hash.hex();
   const DecoderConfig& config = files.config;
   info.shape = {static_cast<int>(config.layers), static_cast<int>(config.query_heads),

@@ -45,6 +45,8 @@ class TensorSource {
   virtual void read(const std::string& name, std::span<float> out) const = 0;
   /// The mapped bytes when they can be used as they are (f32, f16, bf16, no permutation); else an empty span.
   virtual std::span<const std::byte> raw(const std::string& name) const = 0;
+  /// Throws Error(bad_input) when a file was written to since it was opened or, with `name_too`, another took its name.
+  virtual void check_unchanged(bool name_too) const = 0;
 };
 
 /// What a tokenizer is made from: one of the two is filled.
@@ -78,7 +80,8 @@ ModelFiles open_model(const std::string& path);
 /// covers.
 std::string decoder_json(const DecoderConfig& config);
 
-/// The description stored in artifacts. Hashes the weight files (a few hundred MB a second).
+/// The description stored in artifacts. Hashes the weight files (a few hundred MB a second). Throws Error(bad_input)
+/// when one is not the file that was opened any more.
 ModelInfo model_info(const ModelFiles& files);
 
 }  // namespace kvcc

@@ -1,8 +1,10 @@
 """kvcc data, with a manifest whose mirrors are files on this machine."""
+import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import resource
 import subprocess
 import zipfile
 
@@ -37,7 +39,7 @@ class Place:
         self.sha256 = sha(self.archive)
         self.environment = {k: v for k, v in os.environ.items() if k != "KVCC_DATA"}
 
-    def run(self, *words):
+    def run(self, *words, **more):
         manifest = {"schema_version": 1, "datasets": [{
             "name": "tiny", "title": "Tiny", "licence": "none", "folder": "tiny", "default": ["train", "calibration"],
             "archives": [{"file": "a.zip", "bytes": len(self.archive), "sha256": self.sha256, "mirrors": self.mirrors}],
@@ -45,7 +47,7 @@ class Place:
         path = self.folder / "manifest.json"
         path.write_text(json.dumps(manifest))
         return subprocess.run([PROGRAM, *words, "--manifest", path, "--cache-dir", self.cache], capture_output=True,
-                              text=True, env=self.environment)
+                              text=True, env=self.environment, **more)
 
     def states(self, *words):
         out = self.run(*words, "--json")
@@ -111,6 +113,29 @@ def test_a_damaged_file_is_found_and_fetched_again(place):
     out = place.run("check", "tiny")
     assert out.returncode == 3 and str(file) in out.stderr
     assert place.run("fetch", "tiny").returncode == 0 and file.read_bytes() == TEXTS["train"]
+
+
+@pytest.mark.parametrize("limit", [100, 300])
+def test_F43_full_disk_is_named_and_leaves_what_was_there(place, limit):
+    """Room is asked for before a download: for the archive, and for what comes out of it."""
+    assert len(place.archive) > 100 and len(TEXTS["train"]) > 300
+    if limit > 100:  # the archive is there; what comes out does not fit
+        (place.cache / "tiny").mkdir(parents=True)
+        (place.cache / "tiny" / "a.zip").write_bytes(place.archive)
+    out = place.run("fetch", "tiny", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert out.returncode == 4 and "file size limit" in out.stderr and "needed" in out.stderr, out.stderr
+    assert sorted(p.name for p in (place.cache / "tiny").iterdir()) == (["a.zip"] if limit > 100 else [])
+    assert place.run("fetch", "tiny").returncode == 0
+
+
+def test_a_second_fetch_is_refused_by_name(place):
+    (place.cache / "tiny").mkdir(parents=True)
+    with open(place.cache / "tiny" / "a.zip.partial", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        out = place.run("fetch", "tiny")
+        assert out.returncode == 3 and "a.zip: another process is writing it" in out.stderr
+    assert place.run("fetch", "tiny").returncode == 0
+    assert not list(place.cache.rglob("*.partial"))
 
 
 def test_KVCC_DATA_comes_first_and_needs_no_network(place):

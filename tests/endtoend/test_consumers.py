@@ -1,5 +1,7 @@
 """A quantised cache inside transformers (formats/export/python/kvcc_cache.py) against kvcc eval on the same windows."""
 import math
+import os
+import subprocess
 import sys
 
 import numpy as np
@@ -73,6 +75,22 @@ def test_decoding_in_steps_gives_the_same(evaluated):
     whole = compare(model, folder / "steps.safetensors", windows)
     steps = compare(model, folder / "steps.safetensors", windows, step=7)
     assert steps[0] == pytest.approx(whole[0], rel=1e-3) and steps[1] == pytest.approx(whole[1], rel=0.05)
+
+
+def test_the_lines_of_the_readme_run(evaluated, tmp_path):
+    """As they stand there, in a folder that has what they name."""
+    folder, model, _, _, rows = evaluated
+    blocks = [block for block in (SOURCE / "README.md").read_text().split("```python\n")[1:] if "KvccCache" in block]
+    assert len(blocks) == 1 and len(blocks[0].split("```")[0].splitlines()) <= 10
+    (tmp_path / "path/to").mkdir(parents=True)
+    (tmp_path / "path/to/model").symlink_to(folder / "model")
+    (tmp_path / "out").mkdir()
+    kvcc("export", rows[0][0], "--to", "safetensors", "-o", tmp_path / "out/mine.safetensors")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", blocks[0].split("```")[0]], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(SOURCE / "formats/export/python")})
+    assert done.returncode == 0, done.stderr
+    shape, ids = done.stdout.strip().split("\n", 1)
+    assert shape == f"torch.Size([1, 5, {model.config.vocab_size}])" and ids.startswith("tensor([[ 1, 17, 42, 99,  7")
 
 
 def test_generate_takes_the_cache(evaluated):

@@ -186,7 +186,7 @@ def test_interrupt_keeps_what_is_done_and_says_how_to_go_on(tiny):
     there = {str(p.relative_to(out)): p.stat().st_size for p in out.glob("s*/l*.h5")}
     journal = [line.split(" ") for line in (out / "manifest.journal").read_text().splitlines()]
     assert there and there == {name: int(size) for name, size, _ in journal}
-    assert not list(out.rglob("*.partial-*"))
+    assert not list(out.rglob("*.partial*"))
 
 
 def test_interrupt_drains_the_queue_of_shards():
@@ -481,6 +481,56 @@ def test_self_samples_follow_the_models_distribution(tmp_path):
         error = np.abs(counts[token] / n - expected[token])
         assert (error < 5 * np.sqrt(expected[token] * (1 - expected[token]) / n) + 1e-3).all()
     assert (counts.sum(1) >= 200).sum() >= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_F17_what_fp16_cannot_hold_is_collected_in_full(tmp_path, dtype):
+    """A norm of which fp16 would make infinity, as Gemma's: keys beyond 65,504 are kept, and the fit names them."""
+    model = tiny_llama(tmp_path / "model")
+    with torch.no_grad():
+        model.model.layers[1].input_layernorm.weight.fill_(2e5)
+    model.to(dtype).save_pretrained(tmp_path / "model")
+    ids = random_ids(tmp_path / "ids.npy", 2, 64)
+    arguments = [tmp_path / "model", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen", 64]
+    collect(*arguments, "-o", tmp_path / "a.acts")
+    assert_equals_autograd(model.float(), tmp_path / "a.acts", ids)
+    keys = collected(tmp_path / "a.acts", 0, 1)["key"]
+    assert np.abs(keys).max() > 2 * 65504 and np.isfinite(keys).all()
+    collect(*arguments, "-o", tmp_path / "b.acts", "--acts-dtype", "bf16")
+    stored = torch.from_numpy(collected(tmp_path / "b.acts", 0, 1)["key"].astype(np.int32) << 16).view(torch.float32)
+    np.testing.assert_allclose(stored, keys, rtol=2**-8)
+    fit = subprocess.run([BUILD / "libexec/kvcc/kvcc-fit", tmp_path / "a.acts", "--scheme", "kvcc-nuq4-1%-sink1", "-o", tmp_path / "x.kvcb"],
+                         capture_output=True, text=True)
+    assert fit.returncode == 3 and "layer 1 key, sample 0, token" in fit.stderr and "65504" in fit.stderr, fit.stderr
+    assert not (tmp_path / "x.kvcb").exists()
+
+
+def test_F17_overflow_stops_at_the_first_layer_and_token(tmp_path):
+    """Beyond f32 too: infinity in layer 1 is named there, not where NaN comes out."""
+    model = tiny_llama(tmp_path / "model")
+    with torch.no_grad():
+        model.model.layers[1].input_layernorm.weight.fill_(3e38)
+    model.save_pretrained(tmp_path / "model")
+    random_ids(tmp_path / "ids.npy", 2, 64)
+    error = collect(tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen", 64, code=1).stderr
+    assert "layer 1 key" in error and "sample 0" in error and "token 0" in error
+
+
+def test_F21_no_sample_enters_another(tiny):
+    """There is no padding: samples are run one by one, and each is what it is alone."""
+    path, _, ids, folder = tiny
+    collect(path, "-o", folder / "all.acts", "--ids", folder / "ids.npy", "--samples", 3, "--seqlen", 96)
+    for sample, row in enumerate(ids):
+        np.save(folder / "one.npy", row[None])
+        collect(path, "-o", folder / "one.acts", "--ids", folder / "one.npy", "--samples", 1, "--seqlen", 96, "--force")
+        for layer in range(3):
+            alone, among = collected(folder / "one.acts", 0, layer), collected(folder / "all.acts", sample, layer)
+            for name in alone:
+                assert np.array_equal(alone[name], among[name]), (sample, layer, name)
+    # Rows of unequal lengths cannot be given: what is left over of a text is no sample.
+    np.save(folder / "flat.npy", ids.ravel()[:96 + 50])
+    collect(path, "-o", folder / "flat.acts", "--ids", folder / "flat.npy", "--samples", 2, "--seqlen", 96)
+    assert json.loads((folder / "flat.acts/manifest.json").read_text())["settings"]["samples"] == 1
 
 
 def test_F53_json_alone_on_stdout(tiny):

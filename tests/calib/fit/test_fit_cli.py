@@ -169,6 +169,26 @@ def test_F37_missing_shards_and_silent_heads_are_listed_at_once(tmp_path):
     assert not (tmp_path / "y.kvcb").exists()
 
 
+def test_F37_tokens_that_reached_a_head_are_stored_and_told(tmp_path):
+    acts = make(tmp_path / "a.acts", 2, 150, 3, 1, "thin-head")
+    told = fit(acts, tmp_path / "x.kvcb", WIDTHS[:1]).stderr
+    assert "layer 2 key head 1 (at 1 tokens)" in told and "layer 2 value head 1 (at 1 tokens)" in told and "2 of 12" in told
+    with h5py.File(tmp_path / "x.kvcb") as f:
+        for name in ("key", "value"):
+            wanted = (tensor(acts, f"{name}_grad", samples=2) != 0).any(-1).sum(1)
+            np.testing.assert_array_equal(f[f"{name}/stats/reached"][()], wanted)
+            assert wanted[1, 1] == 1 and wanted.sum() == 1 + 5 * 300
+    document = json.loads(subprocess.run([BUILD / "libexec/kvcc/kvcc-inspect", tmp_path / "x.kvcb", "--json"], capture_output=True,
+                                         check=True).stdout)
+    flags = {(layer["layer"], kind, head["head"]): head["flags"] for layer in document["layers"] for kind in ("key", "value")
+             for head in layer[kind]}
+    assert {place for place, found in flags.items() if "thin" in found} == {(2, "key", 1), (2, "value", 1)}
+    plain = make(tmp_path / "plain.acts", 2, 150, 2, 1, "no-fisher")
+    assert "gradients reached" not in fit(plain, tmp_path / "y.kvcb", [UNWEIGHTED]).stderr
+    with h5py.File(tmp_path / "y.kvcb") as f:
+        assert (f["key/stats/reached"][()] == 300).all()
+
+
 def test_F36_non_finite_activations_are_named(tmp_path):
     acts = make(tmp_path / "nan.acts", 2, 40, 2, 1, "nan")
     for threads in (1, 3):

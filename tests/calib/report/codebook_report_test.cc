@@ -50,10 +50,11 @@ TEST(Report, F32F40F37FlagsNameWhatDeservesALook) {
   codebook.key.stats.mean[26] = 700;  // a bias like Qwen2's, with variance about 1
   codebook.key.stats.first_token_share[3] = 0.9f;
   codebook.key.stats.distinct[3] = 5;
+  codebook.key.stats.reached[3] = 300;  // of 32,768 tokens
   for (int c = 24; c < 32; ++c) codebook.key.stats.fisher[static_cast<size_t>(c)] = 0;
   const std::vector<HeadReport> heads = report_data(codebook).heads;
   EXPECT_THAT(key_head(heads).flags,
-              ElementsAre("no-fisher", "constant-channels", "offset", "first-token", "few-levels"));
+              ElementsAre("no-fisher", "thin", "constant-channels", "offset", "first-token", "few-levels"));
   EXPECT_EQ(key_head(heads).constant_channels, 1);
   const std::map<int, LayerSums> sums = layer_sums(heads);
   EXPECT_EQ(sums.at(2).flagged, 1);

@@ -48,6 +48,8 @@ const std::vector<Case>& cases() {
        "the Fisher mass is 0"},
       {"little-fisher", kScheme, [](Codebook& c) { set_fisher(c, 1e-13f); }, [](Codebook& c) { set_fisher(c, 1e-11f); },
        "of the median key head's"},
+      {"thin", kScheme, [](Codebook& c) { c.key.stats.reached[kHead] = 327; },
+       [](Codebook& c) { c.key.stats.reached[kHead] = 328; }, "gradients at 327 of 32768 tokens"},
       {"constant-channels", kScheme, [](Codebook& c) { c.key.stats.min[25] = c.key.stats.max[25]; },
        [](Codebook& c) { c.key.stats.min[25] = std::nextafter(c.key.stats.max[25], -1.0f); }, "1 of 8 channels"},
       {"offset", kScheme, [](Codebook& c) { set_mean(c, -8.5f); }, [](Codebook& c) { set_mean(c, -7.5f); },

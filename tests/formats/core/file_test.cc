@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <thread>
+#include <vector>
 
 #include "formats/core/error.h"
 #include "formats/core/hash.h"
@@ -70,6 +72,112 @@ TEST_F(File, AtomicFileLeavesNothingWithoutCommit) {
   }
   EXPECT_EQ(read_text_file(at("a")), "old");
   EXPECT_EQ(files(), 1u);
+}
+
+TEST_F(File, ASecondWriterIsRefusedAndWhatAKilledOneLeftIsTakenOver) {
+  std::FILE* left = std::fopen(at("a.partial").c_str(), "w");  // longer than what is written now
+  std::fputs("half of something long", left);
+  std::fclose(left);
+  {
+    AtomicFile file(at("a"));
+    EXPECT_EQ(file.temporary(), at("a.partial"));
+    try {
+      write_text_file(at("a"), "other");
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::bad_input);
+      EXPECT_THAT(error.what(), HasSubstr("another process is writing it"));
+    }
+    file.write("mine");
+    file.commit();
+    write_text_file(at("b"), "another name is free");
+  }
+  EXPECT_EQ(read_text_file(at("a")), "mine");
+  EXPECT_EQ(files(), 2u);
+}
+
+/// Many threads replace one file; each waits for its turn. Nobody may take the finished file for its own.
+TEST_F(File, WritersThatWaitFollowOneAnother) {
+  std::vector<std::thread> writers;
+  for (char name = 'a'; name < 'i'; ++name) {
+    writers.emplace_back([this, name] {
+      for (int i = 0; i < 20; ++i) {
+        write_text_file(at("x"), std::string(1000 * static_cast<size_t>(name - 'a' + 1), name), false,
+                        AtomicFile::Busy::wait);
+      }
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    std::error_code error;
+    if (!fs::exists(at("x"), error)) continue;
+    const std::string text = read_text_file(at("x"));
+    EXPECT_FALSE(text.empty());
+    EXPECT_EQ(text, std::string(1000 * static_cast<size_t>(text[0] - 'a' + 1), text[0]));
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(files(), 1u);
+}
+
+TEST_F(File, WhatIsInTheWayIsNamed) {
+  fs::create_directory(at("a.partial"));
+  EXPECT_THROW(write_text_file(at("a"), "x"), Error);
+  fs::create_symlink(at("elsewhere"), at("b.partial"));  // not followed
+  EXPECT_THROW(write_text_file(at("b"), "x"), Error);
+  EXPECT_FALSE(fs::exists(at("elsewhere")));
+}
+
+TEST_F(File, RoomIsAskedForBeforehand) {
+  AtomicFile file(at("a"));
+  file.check_room(1 << 20);
+  EXPECT_EQ(fs::file_size(file.temporary()), 0u);
+  try {
+    file.check_room(uint64_t{1} << 50);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::resource);
+    EXPECT_THAT(error.what(), HasSubstr("1024.0 TiB needed"));
+  }
+}
+
+TEST_F(File, AMapTellsWhatHappenedToItsFile) {
+  write_text_file(at("a"), std::string(10000, 'x'));
+  const MappedFile map(at("a"));
+  map.check_unchanged();
+  map.check_same_file();
+  write_text_file(at("a"), std::string(10000, 'y'));  // another file of the name
+  map.check_unchanged();
+  EXPECT_THROW(map.check_same_file(), Error);
+  EXPECT_EQ(map.bytes()[9999], std::byte{'x'});
+  const MappedFile second(at("a"));
+  std::FILE* file = std::fopen(at("a").c_str(), "r+");
+  std::fputs("z", file);
+  std::fclose(file);
+  fs::last_write_time(at("a"), fs::file_time_type::clock::now() + std::chrono::seconds(5));  // clocks may be coarse
+  try {
+    second.check_unchanged();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("changed while it was read"));
+  }
+}
+
+TEST_F(File, AMapThatIsTruncatedEndsTheProgramByName) {
+  write_text_file(at("\"q\" é"), std::string(100000, 'x'));
+  const auto read_after_truncation = [&](bool json) {
+    catch_truncated_maps("kvcc test", json);
+    if (json) ::dup2(STDERR_FILENO, STDOUT_FILENO);
+    const MappedFile other(at("\"q\" é"));
+    const MappedFile map(at("\"q\" é"));
+    fs::resize_file(map.path(), 4096);
+    volatile std::byte sum = map.bytes()[4095];
+    sum = map.bytes()[90000];
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(read_after_truncation(false), ::testing::ExitedWithCode(3),
+              "kvcc test: error: .*\"q\" é: truncated, or not readable any more, while it was read");
+  write_text_file(at("\"q\" é"), std::string(100000, 'x'));
+  EXPECT_EXIT(read_after_truncation(true), ::testing::ExitedWithCode(3),
+              "\"schema_version\": 1, \"error\": ..code\": 3, \"message\": \".*q.\" é: truncated");
 }
 
 TEST_F(File, AtomicFileReplacesNoDevice) {
@@ -179,6 +287,11 @@ TEST(Text, NearestNames) {
   EXPECT_EQ(nearest("evaluate", verbs), "");
   EXPECT_EQ(nearest("xyz", verbs), "");
   EXPECT_EQ(nearest("", verbs), "");
+}
+
+TEST(Text, InsideOfAJsonString) {
+  EXPECT_EQ(json_text("a \"b\" \\ é 名 😀\n"), "a \\\"b\\\" \\\\ é 名 😀\\u000a");
+  EXPECT_EQ(json_text("\xff x\xc3"), "\\ufffd x\\ufffd");
 }
 
 TEST(Text, Bytes) {

@@ -124,7 +124,7 @@ TEST(Activations, F45KilledRunResumesToTheSameBytes) {
     writer.put(0, 0, made::shard(settings, 0, 0));
     writer.put(0, 1, made::shard(settings, 0, 1));
   }  // no finish(), as after kill -9; and what a kill in the middle of a shard and of a journal line leaves:
-  write_text_file(folder / "killed/s0000/l0002.h5.partial-1-1", "half");
+  write_text_file(folder / "killed/s0000/l0002.h5.partial", "half");
   write_text_file(folder / "killed/s0000/l0001.h5", "half");
   write_text_file(folder / "killed/manifest.journal",
                   read_text_file(folder / "killed/manifest.journal") + "s0001/l0000.h5 31");
@@ -193,7 +193,7 @@ TEST(Activations, OneWriterAFolder) {
   {
     ActivationsWriter writer(folder / "a", settings, false, false);
     make_folder(folder / "a/s0000");
-    const std::string half_written = folder / "a/s0000/l0000.h5.partial-1-1";
+    const std::string half_written = folder / "a/s0000/l0000.h5.partial";
     write_text_file(half_written, "the first writer's");
     for (const bool force : {false, true}) {
       EXPECT_THAT(error_of([&] { ActivationsWriter(folder / "a", settings, true, force); }),

@@ -47,6 +47,7 @@ void expect_equal(const TensorCodebooks& a, const TensorCodebooks& b) {
   EXPECT_EQ(a.stats.heaviest_sample, b.stats.heaviest_sample);
   EXPECT_EQ(a.stats.token_sample, b.stats.token_sample);
   EXPECT_EQ(a.stats.token_position, b.stats.token_position);
+  EXPECT_EQ(a.stats.reached, b.stats.reached);
 }
 
 class RoundTrip : public ::testing::TestWithParam<const char*> {};

@@ -68,7 +68,7 @@ KernelsManifest manifest() {
 
 TEST(KernelsManifest, RoundTripAndOrder) {
   const TemporaryFolder folder;
-  write_kernels_manifest(folder.path(), manifest());
+  write_text_file(folder / "kernels.json", kernels_manifest_text(manifest()));
   const KernelsManifest read = read_kernels_manifest(folder.path());
   EXPECT_EQ(to_json(read), to_json(manifest()));
   EXPECT_EQ(read.kernels[0].launch.block, (std::array<int, 3>{128, 1, 1}));
@@ -127,13 +127,13 @@ TEST(KernelsManifest, ValidateChecksFilesAndSpills) {
   KernelsManifest content = manifest();
   write_text_file(folder / "a.cu", "source");
   write_text_file(folder / "a.cubin", cubin());
-  write_kernels_manifest(folder.path(), content);
+  write_text_file(folder / "kernels.json", kernels_manifest_text(content));
   EXPECT_THAT(validate_kernels(folder.path()), IsEmpty());
   content.kernels[0].spill_bytes = 8;
   content.kernels[0].ptx = "a.ptx";
   content.kernels.push_back(content.kernels[0]);
   content.files["gone.h"] = std::string(64, '0');
-  write_kernels_manifest(folder.path(), content);
+  write_text_file(folder / "kernels.json", kernels_manifest_text(content));
   write_text_file(folder / "a.cu", "changed");
   EXPECT_THAT(validate_kernels(folder.path()),
               UnorderedElementsAre(HasSubstr("a.cu: its sha256"), HasSubstr("gone.h: missing"),
@@ -148,7 +148,7 @@ TEST(KernelsManifest, ABrokenCubinIsNotSoundThoughItsHashIsListed) {
     content.files["a.cubin"] = sha256_hex(bytes);
     write_text_file(folder / "a.cu", "source");
     write_text_file(folder / "a.cubin", bytes);
-    write_kernels_manifest(folder.path(), content);
+    write_text_file(folder / "kernels.json", kernels_manifest_text(content));
     return validate_kernels(folder.path());
   };
   const std::string good = cubin();

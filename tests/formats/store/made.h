@@ -97,6 +97,7 @@ inline TensorCodebooks tensor(int layers, int heads, int dim, int bits, bool cha
   out.stats.drift = ramp(head_count, 0.05f + 0.01f * seed, 0.002f);
   out.stats.sample_share = ramp(head_count, 0.2f, 0.01f);
   out.stats.token_share = ramp(head_count, 0.02f, 0.001f);
+  out.stats.reached.assign(head_count, 32767);
   return out;
 }
 

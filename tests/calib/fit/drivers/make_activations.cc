@@ -1,8 +1,8 @@
 // Writes a small activations folder for the tests of `kvcc fit`:
-//   make_activations FOLDER SAMPLES SEQLEN LAYERS SEED [no-fisher] [nan] [silent-head] [wide] [other-text]
+//   make_activations FOLDER SAMPLES SEQLEN LAYERS SEED [no-fisher] [nan] [silent-head] [thin-head] [wide] [other-text]
 // wide: keys and values of 16 channels, which kernels serve, not of 8 and 6; nan: one key is NaN; silent-head: the
-// gradients of head 1 of the model's layer 2 are zero; other-text: samples named by SEED too, as if of another text.
-// Layer numbers are 0, 2, 4 …
+// gradients of head 1 of the model's layer 2 are zero; thin-head: but at token 1 of sample 0; other-text: samples named
+// by SEED too, as if of another text. Layer numbers are 0, 2, 4 …
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -51,9 +51,11 @@ int main(int argc, char** argv) {
         const auto fill = [&](std::vector<float>& x, std::vector<float>& g, int dim) {
           for (int64_t t = 0; t < settings.seqlen; ++t) {
             for (int c = 0; c < 2 * dim; ++c) {
-              const float heavy = t == 0 ? 10.0f : 1.0f, silent = flags.contains("silent-head") && l == 1 && c >= dim;
+              const bool thin = flags.contains("thin-head") && (s > 0 || t != 1);
+              const float heavy = t == 0 ? 10.0f : 1.0f;
+              const bool silent = (flags.contains("silent-head") || thin) && l == 1 && c >= dim;
               x.push_back(heavy * normal(random) * static_cast<float>(1 + c % 3) + static_cast<float>(c % 5));
-              g.push_back(silent > 0 ? 0.0f : 0.01f * heavy * normal(random) * std::exp(normal(random)));
+              g.push_back(silent ? 0.0f : 0.01f * heavy * normal(random) * std::exp(normal(random)));
             }
           }
           if (!settings.fisher) g.clear();
