@@ -42,11 +42,11 @@ class IncrementalCache : public AttentionCache {
     int64_t length = 0;
   };
   IncrementalCache(const Rope& rope, int sink, int residual, bool turns_keys, int threads);
-  /// x [T, H, D] to the cache; `turn`: keys that are to be turned when they are put into the store.
-  void add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place);
+  /// x [T, H, D] to the cache; `turn`: the layer as whose keys they are turned when they are put into the store, or -1.
+  void add(Rows& rows, int turn, int64_t first, const at::Tensor& x, const std::string& place);
   void quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const;
-  void put(Rows& rows, bool turn, int64_t first, const at::Tensor& x);
-  at::Tensor turned(int64_t first, const at::Tensor& key);
+  void put(Rows& rows, int turn, int64_t first, const at::Tensor& x);
+  at::Tensor turned(int layer, int64_t first, const at::Tensor& key);
 
   const Rope& rope_;
   int64_t sink_, residual_;
