@@ -132,12 +132,6 @@ DecoderConfig config_from_json(const std::string& path) {
   for (const auto& [key, value] : file.items()) root[key] = value;
   const Fields fields(path, root);
   config.architecture = architecture.name;
-  if (const json* quantised = fields.get("quantization_config")) {
-    const std::string method =
-        quantised->is_object() ? Fields(path, *quantised).text("quant_method", "unknown") : "unknown";
-    throw bad_input(path, "weights quantised by \"" + method + "\"", "F32, F16 or BF16 weights",
-                    "use the full-precision model or a GGUF file");
-  }
   config.hidden = fields.integer("hidden_size");
   config.layers = fields.integer("num_hidden_layers");
   config.query_heads = fields.integer("num_attention_heads");

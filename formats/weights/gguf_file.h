@@ -33,6 +33,9 @@ class GgufFile {
   explicit GgufFile(const std::string& path);
 
   const std::string& path() const { return map_.path(); }
+  /// Takes over the tensors of another part of the same model. Throws Error(bad_input) for a name that is there
+  /// already.
+  void join(GgufFile part);
   const std::vector<GgufTensor>& tensors() const { return tensors_; }  ///< in file order
   const GgufTensor* find(std::string_view name) const;
   const GgufValue* value(const std::string& key) const;
@@ -47,6 +50,7 @@ class GgufFile {
 
  private:
   MappedFile map_;
+  std::vector<MappedFile> joined_;
   std::map<std::string, GgufValue, std::less<>> values_;
   std::vector<GgufTensor> tensors_;
 };

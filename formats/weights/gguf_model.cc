@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <cstdio>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -136,13 +138,54 @@ TokenizerSource tokenizer_source(const GgufFile& file) {
   return source;
 }
 
+/// Large models come in parts, NAME-00001-of-00003.gguf, of which the first has the metadata. Joins the others to it;
+/// returns the paths of all.
+std::vector<std::string> join_parts(GgufFile& file) {
+  const int64_t parts = file.integer("split.count").value_or(1);
+  std::vector<std::string> paths{file.path()};
+  if (parts <= 1) return paths;
+  const auto suffix = [&](int64_t part) {
+    char text[32];
+    std::snprintf(text, sizeof text, "-%05d-of-%05d.gguf", static_cast<int>(part), static_cast<int>(parts));
+    return std::string(text);
+  };
+  const std::string& first = file.path();
+  if (parts > 65535 || file.integer("split.no").value_or(0) != 0 || !first.ends_with(suffix(1))) {
+    throw bad_input(first,
+                    "part " + std::to_string(file.integer("split.no").value_or(0) + 1) + " of " +
+                        std::to_string(parts) + " under this name",
+                    "the first part, NAME-00001-of-NNNNN.gguf, with the others beside it");
+  }
+  const std::string stem = first.substr(0, first.size() - suffix(1).size());
+  std::string missing;
+  for (int64_t part = 2; part <= parts; ++part) {
+    paths.push_back(stem + suffix(part));
+    std::error_code ignored;
+    if (!std::filesystem::is_regular_file(paths.back(), ignored))
+      missing += (missing.empty() ? "" : ", ") + paths.back();
+  }
+  if (!missing.empty()) throw bad_input(first, "parts missing: " + missing, "all " + std::to_string(parts) + " parts");
+  for (int64_t part = 2; part <= parts; ++part) {
+    GgufFile other(paths[part - 1]);
+    if (other.integer("split.no").value_or(-1) != part - 1 || other.integer("split.count").value_or(0) != parts) {
+      throw bad_input(other.path(), "not part " + std::to_string(part) + " of " + std::to_string(parts));
+    }
+    file.join(std::move(other));
+  }
+  if (const auto count = file.integer("split.tensors.count");
+      count && *count != static_cast<int64_t>(file.tensors().size())) {
+    throw bad_input(first, std::to_string(file.tensors().size()) + " tensors in all parts", std::to_string(*count));
+  }
+  return paths;
+}
+
 }  // namespace
 
 ModelFiles open_gguf_model(const std::string& path) {
   GgufFile file(path);
   ModelFiles files;
   files.path = path;
-  files.weight_files = {path};
+  files.weight_files = join_parts(file);
   files.config = config_from_gguf(file);
   files.tokenizer = tokenizer_source(file);
   const Architecture& architecture = find_architecture(files.config.architecture, path);
