@@ -97,7 +97,7 @@ class Collection {
     settings_.seed = o_.seed;
     settings_.acts_dtype = o_.acts_dtype;
     settings_.fisher = !o_.no_fisher;
-    for (int l = 0; l < files_.config.layers; ++l) settings_.layer_index.push_back(l);
+    settings_.layer_index = files_.config.cached_layers();
     if (o_.dataset == "self") settings_.samples = o_.samples;
     const kvcc::CollectPlan plan = kvcc::plan_collect(files_, settings_, options_);
     if (common_.dry_run) {

@@ -221,7 +221,7 @@ class Evaluation {
     if (o_.codebooks.empty()) return;
     for (const std::string& path : o_.codebooks) {
       kvcc::Codebook codebook = kvcc::read_codebook(path);
-      kvcc::check_geometry(path, codebook, model_);
+      kvcc::check_geometry(path, codebook, model_, files_.config.cached_layers());
       if (codebook.model.weights_sha256 != model_.weights_sha256) {
         spdlog::warn("{}: made from other weights ({}) of the same geometry as {}", path, codebook.model.name,
                      model_.name);

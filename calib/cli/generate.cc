@@ -192,7 +192,7 @@ class Generation {
       codebook = kvcc::read_codebook(o_.codebook);
     }
     const kvcc::ModelInfo model = kvcc::model_info(files_);
-    kvcc::check_geometry(o_.codebook, codebook, model);
+    kvcc::check_geometry(o_.codebook, codebook, model, files_.config.cached_layers());
     if (codebook.model.weights_sha256 != model.weights_sha256) {
       spdlog::warn("{}: made from other weights ({}) of the same geometry as {}", o_.codebook, codebook.model.name,
                    model.name);

@@ -29,11 +29,11 @@ constexpr size_t kShardsInFlight = 3;
 
 uint64_t peak_bytes(const ModelFiles& files, const ActivationsSettings& s, bool recompute) {
   const DecoderConfig& c = files.config;
-  const uint64_t layer = saved_bytes_per_token(c) * s.seqlen;
+  const uint64_t layer = saved_bytes_per_token(c, s.seqlen) * s.seqlen;
   const uint64_t inputs = static_cast<uint64_t>(c.hidden) * sizeof(float) * s.seqlen * c.layers;
   const uint64_t passing = sizeof(float) * s.seqlen * (4 * c.hidden + 3 * c.feed_forward);  // gradients under way
   const uint64_t logits = 3ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
-  const uint64_t shard = activations_bytes(s) / (s.samples * c.layers);
+  const uint64_t shard = activations_bytes(s) / (s.samples * s.layer_index.size());
   const uint64_t kept = !s.fisher ? layer : recompute ? inputs + layer : layer * c.layers;
   // A quarter more for what the allocator can't reuse (measured on SmolLM2: 3.4 GiB at 2,048 tokens).
   return loaded_bytes(files) + kept + kept / 4 + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
@@ -81,14 +81,16 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
   for (const std::string& shard : writer.dropped()) {
     if (callbacks.warn) callbacks.warn("shard " + shard + " is damaged and is made again");
   }
-  const int layers = static_cast<int>(files.config.layers), samples = static_cast<int>(settings.samples);
+  const int layers = static_cast<int>(settings.layer_index.size()), samples = static_cast<int>(settings.samples);
+  std::vector<int> row_of(static_cast<size_t>(files.config.layers), -1);  // in the shards, by the model's layer
+  for (int row = 0; row < layers; ++row) row_of.at(settings.layer_index[row]) = row;
   const auto missing = [&](int s) {
     int64_t count = 0;
     for (int l = 0; l < layers; ++l) count += writer.has(s, l) ? 0 : 1;
     return writer.left_out().contains(s) ? 0 : count;
   };
   uint64_t total = 0, done = 0;
-  const uint64_t units = static_cast<uint64_t>(layers) * (settings.fisher ? 3 : 1);
+  const uint64_t units = static_cast<uint64_t>(files.config.layers) * (settings.fisher ? 3 : 1);
   for (int s = 0; s < samples; ++s) {
     if (missing(s) > 0) total += units;
   }
@@ -111,8 +113,9 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
       done += advance;
       if (callbacks.progress) callbacks.progress(done, total);
     };
-    pass.done = [&](int l, const LayerActs& acts) {
-      if (present[l]) return;
+    pass.done = [&](int layer, const LayerActs& acts) {
+      const int l = row_of.at(layer);
+      if (present.at(l)) return;
       files.tensors->check_unchanged(false);  // weights that were changed under the run give no shard
       queue.put([&writer, s, l,
                  shard = Shard{values(acts.key), values(acts.value), values(acts.key_grad), values(acts.value_grad)}] {

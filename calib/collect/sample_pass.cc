@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -11,18 +12,23 @@
 namespace kvcc {
 namespace {
 
-/// Keeps the tapped tensors. In layer 0, where nothing before them needs a gradient, they are where it starts.
+/// Keeps the tapped tensors. In the first layer that has any, where nothing before them needs a gradient, they are
+/// where it starts.
 class RecordTap : public KvTap {
  public:
+  explicit RecordTap(int first) : first_(first) {}
   at::Tensor key, value;
   void before_rope(int layer, at::Tensor& k, at::Tensor& v) override {
-    if (layer == 0 && c10::GradMode::is_enabled()) {
+    if (layer == first_ && c10::GradMode::is_enabled()) {
       k = k.detach().requires_grad_();
       v = v.detach().requires_grad_();
     }
     key = k;
     value = v;
   }
+
+ private:
+  int first_;
 };
 
 /// x [T, …]: the first token with a value that is not finite.
@@ -37,6 +43,7 @@ class Pass {
   Pass(const Decoder& decoder, const std::vector<int32_t>& ids, const SamplePass& options)
       : decoder_(decoder),
         options_(options),
+        first_(decoder.config().cached_layers().front()),
         ids_(ids_tensor(ids)),
         angles_(decoder.rope().angles(0, static_cast<int64_t>(ids.size()))) {}
 
@@ -71,9 +78,9 @@ class Pass {
   /// Runs a layer; with a gradient when `differentiable`.
   Kept run_layer(int layer, const at::Tensor& input, bool differentiable) const {
     const at::AutoGradMode mode(differentiable);
-    RecordTap tap;
+    RecordTap tap(first_);
     Kept kept;
-    kept.input = differentiable && layer > 0 ? input.detach().requires_grad_() : input.detach();
+    kept.input = differentiable && layer > first_ ? input.detach().requires_grad_() : input.detach();
     kept.output = decoder_.layer(layer, kept.input, angles_, &tap);
     kept.key = tap.key;
     kept.value = tap.value;
@@ -86,12 +93,14 @@ class Pass {
     for (int l = 0; l < decoder_.layers(); ++l) {
       check_interrupt();
       Kept kept = run_layer(l, x, options_.fisher && !options_.recompute);
-      check(kept.key[0], l, "key");
-      check(kept.value[0], l, "value");
+      if (kept.key.defined()) {
+        check(kept.key[0], l, "key");
+        check(kept.value[0], l, "value");
+      }
       check(kept.output[0], l, "output");
       x = kept.output.detach();
       if (!options_.fisher) {
-        options_.done(l, {kept.key[0], kept.value[0], {}, {}});
+        if (kept.key.defined()) options_.done(l, {kept.key[0], kept.value[0], {}, {}});
       } else if (options_.recompute) {
         kept_.push_back({kept.input, {}, {}, {}});
       } else {
@@ -114,12 +123,13 @@ class Pass {
     for (int64_t begin = 0; begin < predictions; begin += chunk) {
       check_interrupt();
       const int64_t rows = std::min(chunk, predictions - begin);
-      at::Tensor share = at::log_softmax(decoder_.logits(normed.narrow(0, begin, rows)), -1);
+      const at::Tensor logits = decoder_.logits(normed.narrow(0, begin, rows));
+      at::Tensor share = at::log_softmax(logits, -1);
       const at::Tensor labels = ids_[0].narrow(0, begin + 1, rows).unsqueeze(1);
       loss -= share.gather(1, labels).to(at::kDouble).sum().item<double>();
       share.exp_();
       share.scatter_add_(1, labels, at::full({rows, 1}, -1.0, at::kFloat));
-      gradient.narrow(0, begin, rows).copy_(decoder_.logits_backward(share));
+      gradient.narrow(0, begin, rows).copy_(decoder_.logits_backward(share, logits));
     }
     if (!std::isfinite(loss)) {
       const std::string weights = decoder_.nonfinite_weights(-1);
@@ -135,22 +145,29 @@ class Pass {
       check_interrupt();
       Kept kept = std::move(kept_.back());
       kept_.pop_back();
-      if (options_.recompute) kept = run_layer(l, kept.input, true);
-      std::vector<at::Tensor> wanted{kept.key, kept.value};
-      if (l > 0) wanted.push_back(kept.input);
-      const std::vector<at::Tensor> found = torch::autograd::grad({kept.output}, wanted, {gradient});
-      check(found[0][0], l, "key gradient");
-      check(found[1][0], l, "value gradient");
-      if (l > 0) gradient = found[2];
-      const LayerActs acts{kept.key.detach()[0], kept.value.detach()[0], found[0][0], found[1][0]};
-      kept = {};
-      options_.done(l, acts);
+      if (options_.recompute && l >= first_) kept = run_layer(l, kept.input, true);
+      const bool cached = kept.key.defined() && l >= first_;
+      std::vector<at::Tensor> wanted;
+      if (cached) wanted = {kept.key, kept.value};
+      if (l > first_) wanted.push_back(kept.input);
+      if (!wanted.empty()) {
+        const std::vector<at::Tensor> found = torch::autograd::grad({kept.output}, wanted, {gradient});
+        if (l > first_) gradient = found.back();
+        if (cached) {
+          check(found[0][0], l, "key gradient");
+          check(found[1][0], l, "value gradient");
+          const LayerActs acts{kept.key.detach()[0], kept.value.detach()[0], found[0][0], found[1][0]};
+          kept = {};
+          options_.done(l, acts);
+        }
+      }
       if (options_.progress) options_.progress(2);
     }
   }
 
   const Decoder& decoder_;
   const SamplePass& options_;
+  int first_;  ///< layer with a cache
   at::Tensor ids_;
   Rope::Angles angles_;
   std::vector<Kept> kept_;
@@ -162,12 +179,22 @@ double run_sample(const Decoder& decoder, const std::vector<int32_t>& ids, const
   return Pass(decoder, ids, pass).run();
 }
 
-uint64_t saved_bytes_per_token(const DecoderConfig& c) {
-  const int64_t query = c.query_heads * c.head_dim, key = c.kv_heads * c.head_dim;
-  // Input and middle; query, attention's output and its log-sum-exp, under GQA keys and values for every query head;
-  // key before and after RoPE, value; gate, silu(gate), up.
-  return sizeof(float) *
-         (2 * c.hidden + 2 * query + c.query_heads + (query != key ? 2 * query : 0) + 3 * key + 3 * c.feed_forward);
+uint64_t saved_bytes_per_token(const DecoderConfig& c, int64_t seqlen) {
+  const LatentConfig& latent = c.latent;
+  const int64_t query = c.query_heads * (c.head_dim + (latent.used ? latent.nope_dim : 0));
+  const int64_t key = c.kv_heads * c.head_dim, value = c.kv_heads * c.value_head_dim;
+  const ExpertsConfig& e = c.experts;
+  const int64_t experts = e.count > 0 ? e.used * e.feed_forward + e.shared_feed_forward : 0;
+  // Under GQA keys and values for every query head; of latents what they expand to.
+  const int64_t expanded = latent.used    ? c.query_heads * (2 * latent.nope_dim + c.head_dim + latent.value_dim)
+                           : query != key ? 2 * query
+                                          : 0;
+  // Input and middle; query, attention's output and its log-sum-exp; key before and after RoPE, value; gate,
+  // silu(gate), up. A soft cap keeps scores before and after it and their softmax.
+  uint64_t floats =
+      2 * c.hidden + 2 * query + c.query_heads + expanded + 2 * key + value + 3 * std::max(c.feed_forward, experts);
+  if (c.attention_softcap > 0) floats += 3 * c.query_heads * seqlen;
+  return sizeof(float) * floats;
 }
 
 }  // namespace kvcc

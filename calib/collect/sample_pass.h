@@ -28,8 +28,9 @@ struct SamplePass {
   bool fisher = true;      ///< run the backward pass
   bool recompute = false;  ///< keep the layers' inputs only and run each layer again before its backward pass
   std::string sample;      ///< "sample 3", for errors
-  std::function<void(int layer, const LayerActs&)> done;  ///< layers last to first; first to last without Fisher
-  std::function<void(int units)> progress;                ///< one unit a layer forward, two a layer backward
+  /// Layers that have a cache, by the model's numbers; last to first, first to last without Fisher.
+  std::function<void(int layer, const LayerActs&)> done;
+  std::function<void(int units)> progress;  ///< one unit a layer forward, two a layer backward
 };
 
 /// Gradients are of the cross-entropy in nats summed over the T - 1 predictions, with respect to the tapped keys and
@@ -38,7 +39,7 @@ struct SamplePass {
 /// Interrupted.
 double run_sample(const Decoder& decoder, const std::vector<int32_t>& ids, const SamplePass& pass);
 
-/// Bytes that one layer's saved tensors take for each token.
-uint64_t saved_bytes_per_token(const DecoderConfig& config);
+/// Bytes that one layer's saved tensors take for each of `seqlen` tokens.
+uint64_t saved_bytes_per_token(const DecoderConfig& config, int64_t seqlen);
 
 }  // namespace kvcc

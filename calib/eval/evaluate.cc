@@ -25,8 +25,8 @@ namespace {
 constexpr size_t kTogether = 4;
 
 CacheShape shape_of(const DecoderConfig& c) {
-  return {static_cast<int>(c.layers), static_cast<int>(c.query_heads), static_cast<int>(c.kv_heads),
-          static_cast<int>(c.head_dim), static_cast<int>(c.head_dim)};
+  return {static_cast<int>(c.cached_layers().size()), static_cast<int>(c.query_heads), static_cast<int>(c.kv_heads),
+          static_cast<int>(c.head_dim), static_cast<int>(c.value_head_dim)};
 }
 
 Codebook with_scheme(Codebook codebook, const Scheme& scheme) {
@@ -74,11 +74,12 @@ class Evaluation {
              EvalJournal* journal, const std::function<void(uint64_t, uint64_t)>& progress)
       : files_(files), options_(options), journal_(journal), progress_(progress), decoder_(files) {
     const CacheShape shape = shape_of(files.config);
+    const int layers = decoder_.layers();
     for (size_t i = 0; i < subjects.size(); ++i) {
       const EvalSubject& s = subjects[i];
-      caches_.push_back(s.codebook ? std::make_unique<SimulatedCache>(with_scheme(*s.codebook, s.scheme), shape.layers,
-                                                                      options.threads)
-                                   : std::make_unique<SimulatedCache>(s.scheme, shape, options.threads));
+      caches_.push_back(
+          s.codebook ? std::make_unique<SimulatedCache>(with_scheme(*s.codebook, s.scheme), layers, options.threads)
+                     : std::make_unique<SimulatedCache>(s.scheme, shape, layers, options.threads));
       for (const ModeOptions& mode : options.modes) {
         runs_.push_back({i, mode, run_name(s, mode, options), s.name, caches_.back().get()});
       }

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -26,11 +28,16 @@ std::vector<std::string> geometry_differences(const ModelInfo& a, const ModelInf
   return differences;
 }
 
-void check_geometry(const std::string& path, const Codebook& artifact, const ModelInfo& model) {
+void check_geometry(const std::string& path, const Codebook& artifact, const ModelInfo& model,
+                    const std::vector<int>& cached_layers) {
   std::vector<std::string> differences = geometry_differences(artifact.model, model);
-  if (!artifact.layer_index.empty() && artifact.layer_index.back() >= model.shape.layers) {  // ascending
-    differences.push_back(fmt::format("layer_index: artifact has layer {}, the model layers 0 to {}",
-                                      artifact.layer_index.back(), model.shape.layers - 1));
+  for (const uint16_t layer : artifact.layer_index) {
+    if (std::binary_search(cached_layers.begin(), cached_layers.end(), int{layer})) continue;
+    const bool all = cached_layers.back() + 1 == static_cast<int>(cached_layers.size());
+    differences.push_back(fmt::format(
+        "layer_index: artifact has layer {}, the model layers {}", layer,
+        all ? fmt::format("0 to {}", cached_layers.back()) : fmt::format("{}", fmt::join(cached_layers, ", "))));
+    break;
   }
   if (differences.empty()) return;
   throw bad_input(path,

@@ -13,7 +13,8 @@ namespace kvcc {
 std::vector<std::string> geometry_differences(const ModelInfo& artifact, const ModelInfo& model);
 
 /// Throws Error(bad_input) when the artifact was made for a model of other geometry, with the differing fields, or has
-/// codebooks of layers that the model does not have.
-void check_geometry(const std::string& path, const Codebook& artifact, const ModelInfo& model);
+/// codebooks of layers other than `cached_layers`, the model's that have a cache.
+void check_geometry(const std::string& path, const Codebook& artifact, const ModelInfo& model,
+                    const std::vector<int>& cached_layers);
 
 }  // namespace kvcc

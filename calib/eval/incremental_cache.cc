@@ -73,8 +73,8 @@ void IncrementalCache::append(int index, int64_t first, const at::Tensor& key, c
   Layer& layer = layers_.at(index);
   if (first != layer.length) throw Error(ErrorKind::failed, "simulated cache", "tokens out of order");
   const std::string place = "layer " + std::to_string(index);
-  add(layer.key, turns_keys_, first, turns_keys_ ? key : turned(first, key), place + " key");
-  add(layer.value, false, first, value, place + " value");
+  add(layer.key, turns_keys_ ? index : -1, first, turns_keys_ ? key : turned(index, first, key), place + " key");
+  add(layer.value, -1, first, value, place + " value");
   layer.length += key.size(0);
 }
 
@@ -83,7 +83,7 @@ std::pair<at::Tensor, at::Tensor> IncrementalCache::read(int index, int64_t coun
   return {layer.key.store.narrow(1, 0, count).transpose(0, 1), layer.value.store.narrow(1, 0, count).transpose(0, 1)};
 }
 
-void IncrementalCache::add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place) {
+void IncrementalCache::add(Rows& rows, int turn, int64_t first, const at::Tensor& x, const std::string& place) {
   if (!rows.codec) return put(rows, turn, first, x);
   const int64_t tokens = x.size(0), end = first + tokens;
   at::Tensor now = x.clone();
@@ -112,24 +112,24 @@ void IncrementalCache::quantise(const Rows& rows, at::Tensor& x, const std::stri
   rows.codec->round_trip(numbers(x), numbers(x), threads_, place, first);
 }
 
-void IncrementalCache::put(Rows& rows, bool turn, int64_t first, const at::Tensor& x) {
+void IncrementalCache::put(Rows& rows, int turn, int64_t first, const at::Tensor& x) {
   const int64_t tokens = x.size(0), end = first + tokens, capacity = rows.store.defined() ? rows.store.size(1) : 0;
   if (end > capacity) {
     at::Tensor larger = at::empty({x.size(1), std::max<int64_t>({end, 2 * capacity, 256}), x.size(2)}, at::kFloat);
     if (first > 0) larger.narrow(1, 0, first).copy_(rows.store.narrow(1, 0, first));
     rows.store = larger;
   }
-  const at::Tensor seen = turn ? turned(first, x) : x;
+  const at::Tensor seen = turn >= 0 ? turned(turn, first, x) : x;
   rows.store.narrow(1, first, tokens).copy_(seen.transpose(0, 1));
 }
 
-at::Tensor IncrementalCache::turned(int64_t first, const at::Tensor& key) {
+at::Tensor IncrementalCache::turned(int layer, int64_t first, const at::Tensor& key) {
   if (angles_first_ != first || angles_count_ != key.size(0)) {  // all layers ask for the same ones
     angles_ = rope_.angles(first, key.size(0));
     angles_first_ = first;
     angles_count_ = key.size(0);
   }
-  return rope_.rotate(key.unsqueeze(0), angles_)[0];
+  return rope_.rotate(key.unsqueeze(0), angles_, layer)[0];
 }
 
 }  // namespace kvcc

@@ -47,11 +47,11 @@ class IncrementalCache : public AttentionCache {
   IncrementalCache(const Rope& rope, int sink, int residual, bool turns_keys, int threads);
   /// Tokens are quantised as they come, so that those of a chunk can be added at once.
   bool at_once(const Rows& rows) const { return residual_ == 0 && (!rows.codec || rows.codec->block_tokens() == 1); }
-  /// x [T, H, D] to the cache; `turn`: keys that are to be turned when they are put into the store.
-  void add(Rows& rows, bool turn, int64_t first, const at::Tensor& x, const std::string& place);
+  /// x [T, H, D] to the cache; `turn`: the layer as whose keys they are turned when they are put into the store, or -1.
+  void add(Rows& rows, int turn, int64_t first, const at::Tensor& x, const std::string& place);
   void quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const;
-  void put(Rows& rows, bool turn, int64_t first, const at::Tensor& x);
-  at::Tensor turned(int64_t first, const at::Tensor& key);
+  void put(Rows& rows, int turn, int64_t first, const at::Tensor& x);
+  at::Tensor turned(int layer, int64_t first, const at::Tensor& key);
 
   const Rope& rope_;
   int64_t sink_, residual_;

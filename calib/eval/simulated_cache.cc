@@ -56,11 +56,11 @@ SimulatedCache::SimulatedCache(const Codebook& codebook, int layers, int threads
   }
 }
 
-SimulatedCache::SimulatedCache(const Scheme& scheme, const CacheShape& shape, int threads)
+SimulatedCache::SimulatedCache(const Scheme& scheme, const CacheShape& shape, int layers, int threads)
     : scheme_(scheme),
       threads_(threads),
-      key_(shape.layers, codec_of(scheme, shape, CacheTensor::key)),
-      value_(shape.layers, codec_of(scheme, shape, CacheTensor::value)) {}
+      key_(layers, codec_of(scheme, shape, CacheTensor::key)),
+      value_(layers, codec_of(scheme, shape, CacheTensor::value)) {}
 
 void SimulatedCache::before_rope(int layer, at::Tensor& key, at::Tensor& value) {
   if (scheme_.key.site == Site::pre_rope) store(layer, CacheTensor::key, key);

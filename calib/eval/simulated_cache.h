@@ -27,8 +27,8 @@ class SimulatedCache : public KvTap {
  public:
   /// Of an artifact; its layer_index says which layers of the model it holds. `layers`: of the model.
   SimulatedCache(const Codebook& codebook, int layers, int threads);
-  /// Of a scheme without calibration.
-  SimulatedCache(const Scheme& scheme, const CacheShape& shape, int threads);
+  /// Of a scheme without calibration; `layers` of the model, which may be more than have a cache.
+  SimulatedCache(const Scheme& scheme, const CacheShape& shape, int layers, int threads);
 
   void before_rope(int layer, at::Tensor& key, at::Tensor& value) override;
   void after_rope(int layer, at::Tensor& key) override;

@@ -5,11 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <span>
+#include <tuple>
 
 #include "formats/codec/reference.h"
+#include "formats/core/error.h"
 
 namespace kvcc {
 namespace {
+
+/// Mixtures of versions of keys and values are not made of latents, which are both.
+Error no_latent(const std::string& what) {
+  return Error(ErrorKind::usage, "latent attention", what, "mode full alone");
+}
 
 /// coded [1, T, H, D] with some tokens of [begin, end) as they are in `exact`.
 at::Tensor repaired(const at::Tensor& exact, const at::Tensor& coded, int64_t begin, int64_t end,
@@ -85,8 +92,11 @@ at::Tensor WindowCache::attend(int layer, const at::Tensor& query, const at::Ten
                                const AttentionRule& rule) {
   at::Tensor mixed;
   if (mode_.mode == EvalMode::full) {
-    mixed = attention(query.transpose(1, 2), key_.coded.transpose(1, 2), value_.coded.transpose(1, 2), {}, rule)
-                .transpose(1, 2);
+    at::Tensor key = key_.coded, value = value_.coded;
+    if (rule.expand) std::tie(key, value) = rule.expand(key, value);
+    mixed = attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), {}, rule).transpose(1, 2);
+  } else if (rule.expand) {
+    throw no_latent("modes other than full");
   } else {
     mixed = mixed_attention(query, key_, value_, token_views(cache_, mode_, layer, query.size(1)), mode_.chunk(),
                             mode_.prompt, rule);
@@ -116,6 +126,7 @@ void ReferenceTap::after_rope(int layer, at::Tensor& key) {
 
 at::Tensor ReferenceTap::attend(int layer, const at::Tensor& query, const at::Tensor&, const at::Tensor&,
                                 const AttentionRule& rule) {
+  if (rule.expand) throw no_latent("errors of attention");
   const at::Tensor& positions = reference_.positions;
   const at::Tensor queries = query.index_select(1, positions);
   const auto rows = [&](const RowVersions& keys, const RowVersions& values,

@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 namespace kvcc {
 
@@ -12,10 +14,14 @@ namespace kvcc {
 struct AttentionRule {
   double scale = 0;    ///< of scores; 0: 1 / sqrt(D)
   int64_t window = 0;  ///< a query sees this many positions, its own included; 0: all
+  double softcap = 0;  ///< c: scores are c tanh(s / c); 0: none
+  /// Latent attention: keys after RoPE and values of all heads, [B, N, Hq, …], from what is cached (LatentConfig),
+  /// [B, N, 1, …]. Empty: attention reads what is cached.
+  std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor& key, const at::Tensor& value)> expand;
 };
 
-/// Scaled scores, f32 [B, Hq, T, N]: query [B, Hq, T, D], key [B, H, N, D], both after RoPE. H divides Hq; query head h
-/// reads key head h * H / Hq.
+/// Scaled (and capped) scores, f32 [B, Hq, T, N]: query [B, Hq, T, D], key [B, H, N, D], both after RoPE. H divides Hq;
+/// query head h reads key head h * H / Hq.
 at::Tensor attention_scores(const at::Tensor& query, const at::Tensor& key, const AttentionRule& rule);
 
 /// bool [T, N]: true where a query at `query_position` [T] sees a key at `key_position` [N] (int64).

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "formats/core/error.h"
 
@@ -19,25 +20,34 @@ at::Tensor KvTap::attend(int, const at::Tensor&, const at::Tensor&, const at::Te
 KvCache::KvCache(int64_t layers, int64_t capacity) : key_(layers), value_(layers), capacity_(capacity) {}
 
 uint64_t KvCache::bytes(const DecoderConfig& c, int64_t batch, int64_t capacity) {
-  return 2ull * sizeof(float) * c.layers * batch * c.kv_heads * capacity * c.head_dim;
+  return sizeof(float) * c.cached_layers().size() * batch * c.kv_heads * capacity * (c.head_dim + c.value_head_dim);
 }
 
-Decoder::Decoder(const ModelFiles& files)
-    : files_(files), description_(describe_decoder(files.config.architecture)), rope_(files.config.rope) {
-  const TensorNames& names = description_.names;
-  const DecoderConfig& c = files.config;
-  embedding_ = load(names.embedding);
-  final_norm_ = load(names.final_norm);
-  head_ = c.tied_embeddings ? embedding_ : load(names.head);
-  for (int64_t l = 0; l < c.layers; ++l) {
-    const std::string prefix = names.layer + std::to_string(l) + ".";
-    layers_.push_back(
-        {load(prefix + names.attention_norm), load(prefix + names.mlp_norm),
-         load_linear(prefix + names.query, c.attention_bias), load_linear(prefix + names.key, c.attention_bias),
-         load_linear(prefix + names.value, c.attention_bias), load_linear(prefix + names.output, c.attention_bias),
-         load_linear(prefix + names.gate, c.mlp_bias), load_linear(prefix + names.up, c.mlp_bias),
-         load_linear(prefix + names.down, c.mlp_bias)});
+Decoder::Decoder(const ModelFiles& files) : files_(files), rope_(files.config.rope) { load_all(); }
+
+void Decoder::load_all() {
+  const auto adds_one = [&](const ExpectedTensor& tensor) {
+    constexpr Part kNorms[] = {Part::attention_norm,  Part::attention_post_norm, Part::mlp_norm,
+                               Part::mlp_post_norm,   Part::query_norm,          Part::key_norm,
+                               Part::query_down_norm, Part::latent_norm,         Part::final_norm};
+    return config().norm_adds_one && std::find(std::begin(kNorms), std::end(kNorms), tensor.part) != std::end(kNorms);
+  };
+  layers_.resize(static_cast<size_t>(config().layers));
+  const Architecture& architecture = find_architecture(config().architecture, files_.path);
+  for (const ExpectedTensor& tensor : expected_tensors(architecture, config())) {
+    DecoderLayer& layer = tensor.layer < 0 ? ends_ : layers_[static_cast<size_t>(tensor.layer)];
+    at::Tensor weight = load(tensor.hf);
+    if (adds_one(tensor)) weight = 1.0 + weight;
+    layer.named.emplace_back(tensor.hf, weight);
+    Linear* part = &layer.parts[static_cast<size_t>(tensor.part)];
+    if (tensor.expert >= 0) {
+      layer.experts.resize(static_cast<size_t>(config().experts.count));
+      const size_t which = tensor.part == Part::expert_gate ? 0 : tensor.part == Part::expert_up ? 1 : 2;
+      part = &layer.experts[static_cast<size_t>(tensor.expert)][which];
+    }
+    (tensor.is_bias ? part->bias : part->weight) = weight;
   }
+  head_ = config().tied_embeddings ? ends_[Part::embedding].weight : ends_[Part::head].weight;
 }
 
 at::Tensor Decoder::load(const std::string& name) {
@@ -53,18 +63,6 @@ at::Tensor Decoder::load(const std::string& name) {
   return weight;
 }
 
-Linear Decoder::load_linear(const std::string& name, bool bias) {
-  return {load(name + ".weight"), bias ? load(name + ".bias") : at::Tensor()};
-}
-
-at::Tensor Decoder::norm(const at::Tensor& x, const at::Tensor& weight) const {
-  switch (description_.norm) {
-    case NormKind::rms:
-      return weight * (x * (x.pow(2).mean(-1, true) + files_.config.norm_epsilon).rsqrt());
-  }
-  throw Error(ErrorKind::failed, "decoder", "norm without code");
-}
-
 at::Tensor Decoder::embed(const at::Tensor& ids) const {
   const at::Tensor wide = ids.to(at::kLong);
   const at::Tensor wrong = (wide < 0).logical_or(wide >= config().vocab);
@@ -73,76 +71,115 @@ at::Tensor Decoder::embed(const at::Tensor& ids) const {
     throw bad_input("token ids", "id " + std::to_string(first), "0 to " + std::to_string(config().vocab - 1),
                     "the ids belong to another tokenizer");
   }
-  return at::embedding(embedding_, wide);
+  const at::Tensor rows = at::embedding(ends_[Part::embedding].weight, wide);
+  return config().embedding_scale == 1 ? rows : rows * config().embedding_scale;
 }
 
-Decoder::Rows Decoder::project_rows(const Layer& w, const at::Tensor& x) const {
+at::Tensor Decoder::finish(const DecoderLayer& w, const at::Tensor& x, const at::Tensor& added) const {
   const DecoderConfig& c = config();
-  const int64_t batch = x.size(0), tokens = x.size(1);
-  const at::Tensor normed = norm(x, w.attention_norm);
-  return {project(normed, w.query).view({batch, tokens, c.query_heads, c.head_dim}),
-          project(normed, w.key).view({batch, tokens, c.kv_heads, c.head_dim}),
-          project(normed, w.value).view({batch, tokens, c.kv_heads, c.head_dim})};
+  const auto scaled = [&](const at::Tensor& part) { return c.residual_scale == 1 ? part : part * c.residual_scale; };
+  const at::Tensor middle = x + scaled(norm_if(c, w, Part::attention_post_norm, added));
+  const at::Tensor mlp = feed_forward(c, w, norm_if(c, w, Part::mlp_norm, middle));
+  return middle + scaled(norm_if(c, w, Part::mlp_post_norm, mlp));
 }
 
-at::Tensor Decoder::finish(const Layer& w, const at::Tensor& x, const at::Tensor& mixed) const {
-  const at::Tensor middle = x + project(mixed.reshape({x.size(0), x.size(1), -1}), w.output);
-  const at::Tensor normed = norm(middle, w.mlp_norm);
-  switch (description_.mlp) {
-    case MlpKind::swiglu:
-      return middle + project(at::silu(project(normed, w.gate)) * project(normed, w.up), w.down);
-  }
-  throw Error(ErrorKind::failed, "decoder", "MLP without code");
+at::Tensor Decoder::rotate_query(const at::Tensor& query, const Rope::Angles& angles, int layer) const {
+  const int64_t still = config().latent.used ? config().latent.nope_dim : 0;
+  if (still == 0) return rope_.rotate(query, angles, layer);
+  const at::Tensor turned = rope_.rotate(query.narrow(-1, still, query.size(-1) - still), angles, layer);
+  return at::cat({query.narrow(-1, 0, still), turned}, -1);
 }
 
 at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap,
                           KvCache* cache) const {
-  const Layer& w = layers_.at(index);
+  const DecoderLayer& w = layers_.at(index);
   const DecoderConfig& c = config();
   const int64_t batch = x.size(0), tokens = x.size(1);
-  auto [query, key, value] = project_rows(w, x);
+  if (cache != nullptr) {
+    if (cache->length_ > 0 && tokens > 1) {
+      throw Error(ErrorKind::failed, "decoder", "more than one token after the first pass of a cache");
+    }
+    if (cache->length_ + tokens > cache->capacity_) throw Error(ErrorKind::failed, "decoder", "the cache is full");
+  }
+  const at::Tensor normed = norm_if(c, w, Part::attention_norm, x);
+  if (!c.kinds[index].attends) return finish(w, x, convolve(c, w, normed, cache ? &cache->key_[index] : nullptr));
+  auto [query, key, value] = project_rows(c, w, normed);
   if (tap != nullptr) tap->before_rope(index, key, value);
-  query = rope_.rotate(query, angles);
-  key = rope_.rotate(key, angles);
+  query = rotate_query(query, angles, index);
+  key = rope_.rotate(key, angles, index);
+  const AttentionRule rule = rule_of(index);
+  const auto after = [&](const at::Tensor& mixed) {
+    return finish(w, x, project(mixed.reshape({batch, tokens, -1}), w[Part::output]));
+  };
   if (tap != nullptr) {
     tap->after_rope(index, key);
     if (cache == nullptr) {
-      if (const at::Tensor mixed = tap->attend(index, query, key, value, {}); mixed.defined())
-        return finish(w, x, mixed);
+      if (const at::Tensor mixed = tap->attend(index, query, key, value, rule); mixed.defined()) return after(mixed);
     }
   }
-  query = query.transpose(1, 2);
-  key = key.transpose(1, 2);
-  value = value.transpose(1, 2);
-  bool causal = true;
   if (cache != nullptr) {
     const int64_t length = cache->length_;
-    if (length > 0 && tokens > 1) {
-      throw Error(ErrorKind::failed, "decoder", "more than one token after the first pass of a cache");
-    }
-    if (length + tokens > cache->capacity_) throw Error(ErrorKind::failed, "decoder", "the cache is full");
     for (auto [store, now] : {std::pair{&cache->key_[index], &key}, std::pair{&cache->value_[index], &value}}) {
-      if (!store->defined()) *store = at::empty({batch, c.kv_heads, cache->capacity_, c.head_dim}, at::kFloat);
-      store->narrow(2, length, tokens).copy_(*now);
-      *now = store->narrow(2, 0, length + tokens);
+      if (!store->defined()) *store = at::empty({batch, c.kv_heads, cache->capacity_, now->size(3)}, at::kFloat);
+      store->narrow(2, length, tokens).copy_(now->transpose(1, 2));
+      *now = store->narrow(2, 0, length + tokens).transpose(1, 2);
     }
-    causal = length == 0;
   }
-  const at::Tensor mixed =
-      at::scaled_dot_product_attention(query, key, value, {}, 0.0, causal, std::nullopt, c.query_heads != c.kv_heads);
-  return finish(w, x, mixed.transpose(1, 2));
+  if (rule.expand) std::tie(key, value) = rule.expand(key, value);
+  return after(mix_values(rule, query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)).transpose(1, 2));
+}
+
+AttentionRule Decoder::rule_of(int index) const {
+  const DecoderConfig& c = config();
+  AttentionRule rule;
+  rule.scale = c.attention_scale;
+  rule.window = c.kinds[index].sliding ? c.sliding_window : 0;
+  rule.softcap = c.attention_softcap;
+  if (c.latent.used) {
+    rule.expand = [this, index](const at::Tensor& key, const at::Tensor& value) {
+      return expand_latent(config(), layers_.at(index), key, value);
+    };
+  }
+  return rule;
 }
 
 at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& angles, int64_t first,
                           AttentionCache& cache) const {
-  const Layer& w = layers_.at(index);
-  const auto [query, key, value] = project_rows(w, x);
-  const at::Tensor mixed = cache.attend(index, first, rope_.rotate(query, angles)[0].contiguous(), key[0].contiguous(),
-                                        value[0].contiguous());
-  return finish(w, x, mixed);
+  const DecoderLayer& w = layers_.at(index);
+  const DecoderConfig& c = config();
+  const int64_t tokens = x.size(1);
+  const char* other = !c.kinds[index].attends             ? "a convolution in place of attention"
+                      : c.latent.used                     ? "latent attention"
+                      : c.attention_softcap > 0           ? "attention with a soft cap"
+                      : c.windowed(index, first + tokens) ? "a sliding window shorter than the sequence"
+                                                          : nullptr;
+  if (other != nullptr) {
+    throw Error(ErrorKind::usage, "layer " + std::to_string(index), other, "attention to all tokens before",
+                "generation from a cache does not have it yet; kvcc collect and kvcc eval do");
+  }
+  auto [query, key, value] = project_rows(c, w, norm_if(c, w, Part::attention_norm, x));
+  query = rope_.rotate(query, angles, index);
+  if (c.attention_scale > 0) query = query * (c.attention_scale * std::sqrt(static_cast<double>(c.head_dim)));
+  const at::Tensor mixed =
+      cache.attend(index, first, query[0].contiguous(), key[0].contiguous(), value[0].contiguous());
+  return finish(w, x, project(mixed.reshape({1, tokens, -1}), w[Part::output]));
 }
 
-at::Tensor Decoder::final_norm(const at::Tensor& x) const { return norm(x, final_norm_); }
+at::Tensor Decoder::final_norm(const at::Tensor& x) const { return norm_if(config(), ends_, Part::final_norm, x); }
+
+at::Tensor Decoder::logits(const at::Tensor& normed) const {
+  at::Tensor logits = times_transposed(normed, head_);
+  if (config().logit_scale != 1) logits = logits / config().logit_scale;
+  if (config().logit_softcap > 0) logits = at::tanh(logits / config().logit_softcap) * config().logit_softcap;
+  return logits;
+}
+
+at::Tensor Decoder::logits_backward(const at::Tensor& gradient, const at::Tensor& logits) const {
+  at::Tensor inner = gradient;
+  if (config().logit_softcap > 0) inner = inner * (1 - (logits / config().logit_softcap).square());
+  if (config().logit_scale != 1) inner = inner / config().logit_scale;
+  return times_transposed(inner, head_.t());
+}
 
 at::Tensor Decoder::forward(const at::Tensor& ids, KvTap* tap) const {
   const c10::NoGradGuard no_gradient;
@@ -163,27 +200,7 @@ std::string Decoder::nonfinite_weights(int index) const {
     if (!rows.any().item<bool>()) return;
     text += (text.empty() ? "" : ", ") + name + " row " + std::to_string(rows.nonzero()[0].item<int64_t>());
   };
-  const TensorNames& names = description_.names;
-  if (index < 0) {
-    look(names.embedding, embedding_);
-    look(names.final_norm, final_norm_);
-    if (!config().tied_embeddings) look(names.head, head_);
-    return text;
-  }
-  const Layer& w = layers_.at(index);
-  const std::string prefix = names.layer + std::to_string(index) + ".";
-  look(prefix + names.attention_norm, w.attention_norm);
-  look(prefix + names.mlp_norm, w.mlp_norm);
-  for (const auto& [name, part] : {std::pair<const char*, const Linear&>{names.query, w.query},
-                                   {names.key, w.key},
-                                   {names.value, w.value},
-                                   {names.output, w.output},
-                                   {names.gate, w.gate},
-                                   {names.up, w.up},
-                                   {names.down, w.down}}) {
-    look(prefix + name + ".weight", part.weight);
-    look(prefix + name + ".bias", part.bias);
-  }
+  for (const auto& [name, weight] : (index < 0 ? ends_ : layers_.at(index)).named) look(name, weight);
   return text;
 }
 

@@ -1,4 +1,4 @@
-// One decoder, described by data (calib/model/description.h), in f32 on the CPU.
+// One decoder, described by data (formats/weights/architecture.h), in f32 on the CPU.
 // Letters: B batch, T tokens, H key/value heads, D head dimension.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "calib/model/attention.h"
-#include "calib/model/description.h"
+#include "calib/model/decoder_layer.h"
 #include "calib/model/linear.h"
 #include "calib/model/rope.h"
 #include "formats/weights/model_files.h"
@@ -21,13 +21,15 @@ namespace kvcc {
 class KvTap {
  public:
   virtual ~KvTap() = default;
-  /// Keys after projection and bias, before RoPE; values after projection and bias: [B, T, H, D].
+  /// Keys after projection, bias and norm, before RoPE [B, T, H, D]; values after projection and bias [B, T, H, Dv].
+  /// Under latent attention the rotary key and the normed latent (LatentConfig). Layers without a cache don't call.
   virtual void before_rope(int layer, at::Tensor& key, at::Tensor& value);
   /// Keys after RoPE [B, T, H, D].
   virtual void after_rope(int layer, at::Tensor& key);
   /// Attention in the decoder's place: query [B, T, Hq, D] after RoPE, key and value as the calls above left them. They
   /// may have put more rows along B there (a second version of each key, say), which RoPE turns alike. Returns
-  /// [B, T, Hq, Dv]; an undefined tensor, as this one does, for the decoder's own attention. Not called with a KvCache.
+  /// [B, T, Hq, Dv] (of what the rule expands to, where it does); an undefined tensor, as this one does, for the
+  /// decoder's own attention. Not called with a KvCache.
   virtual at::Tensor attend(int layer, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                             const AttentionRule& rule);
 };
@@ -43,7 +45,7 @@ class KvCache {
 
  private:
   friend class Decoder;
-  std::vector<at::Tensor> key_, value_;  ///< [B, H, capacity, D]
+  std::vector<at::Tensor> key_, value_;  ///< [B, H, capacity, D]; of a convolution its state, as key
   int64_t capacity_, length_ = 0;
 };
 
@@ -80,15 +82,16 @@ class Decoder {
   at::Tensor layer(int layer, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap = nullptr,
                    KvCache* cache = nullptr) const;
   /// One layer of one sequence, x [1, T, hidden] at positions `first` on, those of `angles`, whose attention is the
-  /// cache's.
+  /// cache's. Throws Error(usage) in a layer whose attention is none that an AttentionCache has (latent, capped,
+  /// convolution, a window that is shorter than the sequence).
   at::Tensor layer(int layer, const at::Tensor& x, const Rope::Angles& angles, int64_t first,
                    AttentionCache& cache) const;
   void advance(KvCache& cache, int64_t tokens) const { cache.length_ += tokens; }
   at::Tensor final_norm(const at::Tensor& x) const;
   /// [rows, hidden], normed, to [rows, vocab].
-  at::Tensor logits(const at::Tensor& normed) const { return times_transposed(normed, head_); }
-  /// Gradient of the normed hidden states [rows, hidden] from that of the logits [rows, vocab].
-  at::Tensor logits_backward(const at::Tensor& gradient) const { return times_transposed(gradient, head_.t()); }
+  at::Tensor logits(const at::Tensor& normed) const;
+  /// Gradient of the normed hidden states [rows, hidden] from that of the logits [rows, vocab], which are `logits`.
+  at::Tensor logits_backward(const at::Tensor& gradient, const at::Tensor& logits) const;
 
   /// Embeddings, all layers and the final norm, without a gradient.
   at::Tensor forward(const at::Tensor& ids, KvTap* tap = nullptr) const;
@@ -97,25 +100,18 @@ class Decoder {
   std::string nonfinite_weights(int layer) const;
 
  private:
-  struct Layer {
-    at::Tensor attention_norm, mlp_norm;  ///< [hidden]
-    Linear query, key, value, output, gate, up, down;
-  };
-  struct Rows {
-    at::Tensor query, key, value;  ///< [B, T, heads, D], before RoPE
-  };
   at::Tensor load(const std::string& name);
-  Linear load_linear(const std::string& name, bool bias);
-  at::Tensor norm(const at::Tensor& x, const at::Tensor& weight) const;
-  Rows project_rows(const Layer& w, const at::Tensor& x) const;
-  /// What follows attention: mixed [B, T, Hq, D] to the layer's output.
-  at::Tensor finish(const Layer& w, const at::Tensor& x, const at::Tensor& mixed) const;
+  void load_all();
+  /// What follows attention or convolution: `added` [B, T, hidden] to the layer's output.
+  at::Tensor finish(const DecoderLayer& w, const at::Tensor& x, const at::Tensor& added) const;
+  AttentionRule rule_of(int layer) const;
+  at::Tensor rotate_query(const at::Tensor& query, const Rope::Angles& angles, int layer) const;
 
   const ModelFiles& files_;
-  const DecoderDescription& description_;
   Rope rope_;
-  at::Tensor embedding_, head_, final_norm_;
-  std::vector<Layer> layers_;
+  DecoderLayer ends_;  ///< embedding, final norm, head
+  at::Tensor head_;    ///< the embedding where it is tied
+  std::vector<DecoderLayer> layers_;
 };
 
 /// Attention of T tokens that are the last of `key` and `value`: query [T, Hq, D], key [H, N, D], value [H, N, Dv],

@@ -26,7 +26,7 @@ class ExactRows : public AttentionCache {
                     const at::Tensor& value) override {
     if (layer != layer_) start(layer, key, value);
     const int64_t count = key.size(0);
-    const at::Tensor turned = decoder_.rope().rotate(key.unsqueeze(0), decoder_.rope().angles(first, count))[0];
+    const at::Tensor turned = decoder_.rope().rotate(key.unsqueeze(0), decoder_.rope().angles(first, count), layer)[0];
     key_.narrow(1, first, count).copy_(turned.transpose(0, 1));
     value_.narrow(1, first, count).copy_(value.transpose(0, 1));
     cache_.append(layer, first, key, value);
@@ -82,8 +82,7 @@ at::Tensor prefill(const Decoder& decoder, std::span<const int32_t> ids, int64_t
       check_interrupt();
       const int64_t count = std::min(kChunk, tokens - begin);
       at::Tensor part = x.narrow(1, begin, count);
-      const Rope::Angles turn{angles.cos.narrow(0, begin, count), angles.sin.narrow(0, begin, count)};
-      part.copy_(decoder.layer(layer, part, turn, first + begin, attention));
+      part.copy_(decoder.layer(layer, part, angles.narrow(begin, count), first + begin, attention));
       if (progress) progress(++done, total);
     }
   }

@@ -1,7 +1,10 @@
 #include "formats/weights/architecture.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <cstdlib>
 #include <map>
+#include <string_view>
 
 #include "formats/core/error.h"
 #include "formats/core/text.h"
@@ -9,95 +12,125 @@
 namespace kvcc {
 namespace {
 
-using enum Extent;
-
-constexpr TensorRule kLlamaTensors[] = {
-    {"model.embed_tokens.weight", "token_embd.weight", {vocab, hidden}},
-    {"model.norm.weight", "output_norm.weight", {hidden, none}},
-    {"lm_head.weight", "output.weight", {vocab, hidden}, Presence::untied},
-    {"model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight", {hidden, none}},
-    {"model.layers.{}.self_attn.q_proj.weight",
-     "blk.{}.attn_q.weight",
-     {query_rows, hidden},
-     Presence::always,
-     RowOrder::query_heads},
-    {"model.layers.{}.self_attn.k_proj.weight",
-     "blk.{}.attn_k.weight",
-     {kv_rows, hidden},
-     Presence::always,
-     RowOrder::kv_heads},
-    {"model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight", {kv_rows, hidden}},
-    {"model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight", {hidden, query_rows}},
-    {"model.layers.{}.self_attn.q_proj.bias",
-     "blk.{}.attn_q.bias",
-     {query_rows, none},
-     Presence::attention_bias,
-     RowOrder::query_heads},
-    {"model.layers.{}.self_attn.k_proj.bias",
-     "blk.{}.attn_k.bias",
-     {kv_rows, none},
-     Presence::attention_bias,
-     RowOrder::kv_heads},
-    {"model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias", {kv_rows, none}, Presence::attention_bias},
-    {"model.layers.{}.self_attn.o_proj.bias", "blk.{}.attn_output.bias", {hidden, none}, Presence::attention_bias},
-    {"model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight", {hidden, none}},
-    {"model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight", {feed_forward, hidden}},
-    {"model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight", {feed_forward, hidden}},
-    {"model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight", {hidden, feed_forward}},
-    {"model.layers.{}.mlp.gate_proj.bias", "blk.{}.ffn_gate.bias", {feed_forward, none}, Presence::mlp_bias},
-    {"model.layers.{}.mlp.up_proj.bias", "blk.{}.ffn_up.bias", {feed_forward, none}, Presence::mlp_bias},
-    {"model.layers.{}.mlp.down_proj.bias", "blk.{}.ffn_down.bias", {hidden, none}, Presence::mlp_bias},
-};
-// rope_freqs.weight of GGUF is read by the configuration; inv_freq is recomputed from it.
-constexpr const char* kLlamaIgnored[] = {"rotary_emb.inv_freq", "rope_freqs.weight"};
-
-constexpr Architecture kArchitectures[] = {{"llama", kLlamaTensors, kLlamaIgnored}};
+/// Tensors of old files that carry nothing (inv_freq is computed), and those that the configuration reads.
+constexpr const char* kIgnoredSuffixes[] = {"rotary_emb.inv_freq"};
+constexpr const char* kIgnoredGguf[] = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"};
 
 int64_t extent(Extent which, const DecoderConfig& c) {
+  const LatentConfig& latent = c.latent;
+  const int64_t query_dim = latent.used ? latent.nope_dim + c.head_dim : c.head_dim;
   switch (which) {
-    case hidden:
+    case Extent::one:
+      return 1;
+    case Extent::hidden:
       return c.hidden;
-    case vocab:
+    case Extent::vocab:
       return c.vocab;
-    case query_rows:
-      return c.query_heads * c.head_dim;
-    case kv_rows:
+    case Extent::query_rows:
+      return c.query_heads * query_dim;
+    case Extent::kv_rows:
       return c.kv_heads * c.head_dim;
-    case feed_forward:
+    case Extent::query_key_value_rows:
+      return (c.query_heads + 2 * c.kv_heads) * c.head_dim;
+    case Extent::attention_columns:
+      return c.query_heads * (latent.used ? latent.value_dim : c.head_dim);
+    case Extent::head_dim:
+      return c.head_dim;
+    case Extent::feed_forward:
       return c.feed_forward;
-    case none:
+    case Extent::gate_up_rows:
+      return 2 * c.feed_forward;
+    case Extent::experts:
+      return c.experts.count;
+    case Extent::expert_feed_forward:
+      return c.experts.feed_forward;
+    case Extent::shared_feed_forward:
+      return c.experts.shared_feed_forward;
+    case Extent::query_rank:
+      return latent.query_rank;
+    case Extent::latent:
+      return c.value_head_dim;
+    case Extent::latent_down_rows:
+      return c.value_head_dim + c.head_dim;
+    case Extent::latent_up_rows:
+      return c.query_heads * (latent.nope_dim + latent.value_dim);
+    case Extent::convolution:
+      return c.convolution;
+    case Extent::convolution_in_rows:
+      return 3 * c.hidden;
+    case Extent::none:
       break;
   }
   return 0;
 }
 
-bool present(Presence presence, const DecoderConfig& c) {
+/// `layer` -1: of no layer.
+bool present(Presence presence, const DecoderConfig& c, int64_t layer) {
+  const LayerKind kind = layer < 0 ? LayerKind{} : c.kinds[layer];
   switch (presence) {
     case Presence::untied:
       return !c.tied_embeddings;
-    case Presence::attention_bias:
-      return c.attention_bias;
-    case Presence::mlp_bias:
-      return c.mlp_bias;
+    case Presence::attention:
+      return kind.attends;
+    case Presence::no_attention:
+      return !kind.attends;
+    case Presence::dense:
+      return !kind.experts;
+    case Presence::experts:
+      return kind.experts;
+    case Presence::sigmoid:
+      return kind.experts && c.experts.sigmoid;
+    case Presence::compressed:
+      return c.latent.query_rank > 0;
+    case Presence::plain:
+      return c.latent.query_rank == 0;
     case Presence::always:
       break;
   }
   return true;
 }
 
-std::string with_layer(std::string pattern, int64_t layer) {
-  const size_t at = pattern.find("{}");
-  return at == std::string::npos ? pattern : pattern.replace(at, 2, std::to_string(layer));
+bool has_bias(Bias bias, const DecoderConfig& c) {
+  return (bias == Bias::attention && c.attention_bias) || (bias == Bias::mlp && c.mlp_bias);
+}
+
+std::string filled(std::string pattern, int64_t layer, int64_t expert) {
+  for (const int64_t number : {layer, expert}) {
+    const size_t at = pattern.find("{}");
+    if (at != std::string::npos) pattern.replace(at, 2, std::to_string(number));
+  }
+  return pattern;
+}
+
+bool of_layer(const TensorRule& rule) { return std::string_view(rule.hf).find("{}") != std::string_view::npos; }
+
+bool of_expert(const TensorRule& rule) {
+  return rule.part == Part::expert_gate || rule.part == Part::expert_up || rule.part == Part::expert_down;
+}
+
+bool interleaves(Part part) { return part == Part::query || part == Part::key; }
+
+/// DeepSeek-V3 ships layers for predicting several tokens after the decoder's own.
+bool beyond_last_layer(const DecoderConfig& config, const std::string& name) {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (config.architecture != "deepseek_v3" || !name.starts_with(kLayers)) return false;
+  return std::atoll(name.c_str() + kLayers.size()) >= config.layers;
 }
 
 bool ignorable(const Architecture& architecture, const DecoderConfig& config, bool gguf, const std::string& name) {
-  for (const char* suffix : architecture.ignored_suffixes) {
+  const auto is = [&](const char* other) { return name == other; };
+  for (const char* suffix : kIgnoredSuffixes) {
     if (name.ends_with(suffix)) return true;
   }
+  if (gguf && std::any_of(std::begin(kIgnoredGguf), std::end(kIgnoredGguf), is)) return true;
+  if (!gguf && beyond_last_layer(config, name)) return true;
   // A redundant copy of tied weights.
-  return std::any_of(architecture.tensors.begin(), architecture.tensors.end(), [&](const TensorRule& rule) {
-    return rule.presence == Presence::untied && config.tied_embeddings && name == (gguf ? rule.gguf : rule.hf);
-  });
+  for (const std::span<const TensorRule> rules : architecture.rules) {
+    for (const TensorRule& rule : rules) {
+      if (rule.presence == Presence::untied && config.tied_embeddings && is(gguf ? rule.gguf : rule.hf)) return true;
+    }
+  }
+  return false;
 }
 
 // "a, b, c and 17 more"
@@ -111,34 +144,91 @@ std::string listed(const std::vector<std::string>& items) {
 
 }  // namespace
 
+std::vector<int> DecoderConfig::cached_layers() const {
+  std::vector<int> numbers;
+  for (size_t l = 0; l < kinds.size(); ++l) {
+    if (kinds[l].attends) numbers.push_back(static_cast<int>(l));
+  }
+  return numbers;
+}
+
+bool Architecture::qk_norm() const {
+  return std::any_of(rules.begin(), rules.end(), [](std::span<const TensorRule> part) {
+    return std::any_of(part.begin(), part.end(), [](const TensorRule& rule) { return rule.part == Part::key_norm; });
+  });
+}
+
 const Architecture& find_architecture(const std::string& name, const std::string& place) {
   std::string known;
-  for (const Architecture& architecture : kArchitectures) {
+  for (const Architecture& architecture : architectures()) {
     if (architecture.name == name) return architecture;
     known += (known.empty() ? "" : ", ") + std::string(architecture.name);
   }
-  throw bad_input(place, name.empty() ? "no architecture is named" : "architecture " + name, "one of: " + known);
+  throw bad_input(place, name.empty() ? "no architecture is named" : "architecture " + name, "one of: " + known,
+                  "kvcc models lists what is supported");
+}
+
+const Architecture& find_gguf_architecture(const std::string& name, Router router, const std::string& place) {
+  std::string known;
+  const Architecture* named = nullptr;
+  for (const Architecture& architecture : architectures()) {
+    if (architecture.gguf == name) {
+      if (architecture.router == router) return architecture;
+      if (named == nullptr) named = &architecture;
+    }
+    if (known.find(architecture.gguf) == std::string::npos) {
+      known += (known.empty() ? "" : ", ") + std::string(architecture.gguf);
+    }
+  }
+  if (named != nullptr && (named->router == Router::none) == (router == Router::none)) return *named;
+  if (named != nullptr) {
+    throw bad_input(place,
+                    router == Router::none ? "no experts in architecture " + name : "experts in architecture " + name,
+                    "what this architecture has");
+  }
+  throw bad_input(place, name.empty() ? "no architecture is named" : "architecture " + name, "one of: " + known,
+                  "kvcc models lists what is supported");
+}
+
+std::vector<int64_t> ExpectedTensor::gguf_shape() const {
+  std::vector<int64_t> extents;
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] != 1 || shape.size() < 3) extents.push_back(shape[i]);
+  }
+  return extents;
 }
 
 std::vector<ExpectedTensor> expected_tensors(const Architecture& architecture, const DecoderConfig& config) {
   std::vector<ExpectedTensor> expected;
-  const auto add = [&](const TensorRule& rule, int64_t layer) {
-    ExpectedTensor tensor{with_layer(rule.hf, layer), with_layer(rule.gguf, layer), {}, 0};
+  const auto add = [&](const TensorRule& rule, int64_t layer, int64_t expert) {
+    ExpectedTensor tensor{
+        filled(rule.hf, layer, expert), filled(rule.gguf, layer, expert), {}, 0, rule.part, layer, expert, false};
     for (const Extent e : rule.shape) {
-      if (e != none) tensor.shape.push_back(extent(e, config));
+      if (e != Extent::none) tensor.shape.push_back(extent(e, config));
     }
-    if (rule.gguf_rows == RowOrder::query_heads) tensor.interleaved_heads = config.query_heads;
-    if (rule.gguf_rows == RowOrder::kv_heads) tensor.interleaved_heads = config.kv_heads;
+    if (architecture.gguf_interleaves && interleaves(rule.part)) {
+      tensor.interleaved_heads = rule.part == Part::query ? config.query_heads : config.kv_heads;
+    }
+    expected.push_back(tensor);
+    if (!has_bias(rule.bias, config)) return;
+    constexpr size_t kWeight = sizeof("weight") - 1;
+    tensor.hf.replace(tensor.hf.size() - kWeight, kWeight, "bias");
+    tensor.gguf.replace(tensor.gguf.size() - kWeight, kWeight, "bias");
+    tensor.shape.resize(1);
+    tensor.is_bias = true;
     expected.push_back(std::move(tensor));
   };
-  const auto add_all = [&](bool per_layer, int64_t layer) {
-    for (const TensorRule& rule : architecture.tensors) {
-      const bool layered = std::string_view(rule.hf).find("{}") != std::string_view::npos;
-      if (layered == per_layer && present(rule.presence, config)) add(rule, layer);
+  const auto add_all = [&](int64_t layer) {
+    for (const std::span<const TensorRule> rules : architecture.rules) {
+      for (const TensorRule& rule : rules) {
+        if (of_layer(rule) != (layer >= 0) || !present(rule.presence, config, layer)) continue;
+        const int64_t experts = of_expert(rule) ? config.experts.count : 0;
+        if (experts == 0) add(rule, layer, -1);
+        for (int64_t e = 0; e < experts; ++e) add(rule, layer, e);
+      }
     }
   };
-  add_all(false, 0);
-  for (int64_t layer = 0; layer < config.layers; ++layer) add_all(true, layer);
+  for (int64_t layer = -1; layer < config.layers; ++layer) add_all(layer);
   return expected;
 }
 
@@ -149,16 +239,19 @@ void check_tensors(const std::string& place, const Architecture& architecture, c
   for (const FoundTensor& tensor : found) left[tensor.name] = &tensor;
   std::vector<std::string> missing, wrong, unused;
   for (const ExpectedTensor& want : expected) {
+    if (gguf_names && want.expert > 0) continue;  // slices of one tensor
     const std::string& name = gguf_names ? want.gguf : want.hf;
+    std::vector<int64_t> shape = gguf_names ? want.gguf_shape() : want.shape;
+    if (gguf_names && want.expert == 0) shape.insert(shape.begin(), config.experts.count);
     const auto it = left.find(name);
     if (it == left.end()) {
-      missing.push_back(name + " " + shape_text(want.shape));
+      missing.push_back(name + " " + shape_text(shape));
       continue;
     }
     if (!it->second->bad_type.empty()) {
       wrong.push_back(name + " has type " + it->second->bad_type);
-    } else if (it->second->shape != want.shape) {
-      wrong.push_back(name + " is " + shape_text(it->second->shape) + ", not " + shape_text(want.shape));
+    } else if (it->second->shape != shape) {
+      wrong.push_back(name + " is " + shape_text(it->second->shape) + ", not " + shape_text(shape));
     }
     left.erase(it);
   }
@@ -210,6 +303,46 @@ void check_config(const std::string& place, const DecoderConfig& c) {
   }
   if (!(c.rope.theta > 0) || !(c.rope.theta < 1e30)) {
     throw bad_input(place, "rope theta is " + std::to_string(c.rope.theta), "a positive number");
+  }
+  const auto check = [&](bool needed, const char* name, int64_t value, int64_t least, int64_t most) {
+    if (!needed || (value >= least && value <= most)) return;
+    throw bad_input(place, std::string(name) + " is " + std::to_string(value),
+                    "from " + std::to_string(least) + " to " + std::to_string(most));
+  };
+  const ExpertsConfig& e = c.experts;
+  const bool experts = e.count > 0;
+  check(true, "number of experts", e.count, 0, 4096);
+  check(experts, "experts of a token", e.used, 1, e.count);
+  check(experts, "experts in all layers", e.count * c.layers, 1, 1 << 20);
+  check(experts, "feed-forward size of experts", e.feed_forward, 1, kLargest);
+  check(experts, "feed-forward size of shared experts", e.shared_feed_forward, 0, kLargest);
+  check(experts, "groups of experts", e.groups, 1, e.count);
+  check(experts, "groups of experts of a token", e.groups_used, 1, e.groups);
+  if (experts && e.count % e.groups != 0) {
+    throw bad_input(place, std::to_string(e.count) + " experts in " + std::to_string(e.groups) + " groups",
+                    "groups of one size");
+  }
+  check(experts, "experts of a token", e.used, 1, e.count / std::max<int64_t>(e.groups, 1) * e.groups_used);
+  check(c.latent.used, "rank of the latent", c.value_head_dim, 1, 65536);
+  check(c.latent.used, "rank of the queries' latent", c.latent.query_rank, 0, kLargest);
+  check(c.latent.used, "channels of a head without rotation", c.latent.nope_dim, 1, 65536);
+  check(c.latent.used, "channels of a head's value", c.latent.value_dim, 1, 65536);
+  check(c.sliding_window != 0, "sliding window", c.sliding_window, 1, INT64_MAX);
+  check(c.cached_layers().size() < c.kinds.size(), "tokens of the convolutions", c.convolution, 1, 65536);
+  check(true, "number of layers with attention", static_cast<int64_t>(c.cached_layers().size()), 1, 65535);
+  for (const auto& [name, value] : {std::pair{"embedding multiplier", c.embedding_scale},
+                                    {"residual multiplier", c.residual_scale},
+                                    {"logits scaling", c.logit_scale}}) {
+    if (!(value > 0) || !(value < 1e30)) {
+      throw bad_input(place, std::string(name) + " is " + std::to_string(value), "a positive number");
+    }
+  }
+  for (const auto& [name, value] : {std::pair{"scale of attention", c.attention_scale},
+                                    {"soft cap of attention", c.attention_softcap},
+                                    {"soft cap of logits", c.logit_softcap}}) {
+    if (!(value >= 0) || !(value < 1e30)) {
+      throw bad_input(place, std::string(name) + " is " + std::to_string(value), "a positive number");
+    }
   }
   if (!(c.norm_epsilon >= 0) || !(c.norm_epsilon < 1)) {
     throw bad_input(place, "norm epsilon is " + std::to_string(c.norm_epsilon), "a number from 0 to 1");

@@ -3,20 +3,40 @@
 #include <cstring>
 #include <string>
 
+#include "formats/core/error.h"
 #include "formats/layout/half.h"
+#include "formats/weights/low_bit_blocks.h"
 
 namespace kvcc {
 namespace {
 
 using Byte = unsigned char;
 
+constexpr uint32_t kNoGgml = UINT32_MAX;  ///< only in safetensors
+
 constexpr BlockFormat kFormats[] = {
-    {WeightType::f32, "F32", 0, 1, 4},        {WeightType::f16, "F16", 1, 1, 2},
-    {WeightType::bf16, "BF16", 30, 1, 2},     {WeightType::q4_0, "Q4_0", 2, 32, 18},
-    {WeightType::q4_1, "Q4_1", 3, 32, 20},    {WeightType::q5_0, "Q5_0", 6, 32, 22},
-    {WeightType::q5_1, "Q5_1", 7, 32, 24},    {WeightType::q8_0, "Q8_0", 8, 32, 34},
-    {WeightType::q4_k, "Q4_K", 12, 256, 144}, {WeightType::q5_k, "Q5_K", 13, 256, 176},
+    {WeightType::f32, "F32", 0, 1, 4},
+    {WeightType::f16, "F16", 1, 1, 2},
+    {WeightType::bf16, "BF16", 30, 1, 2},
+    {WeightType::q4_0, "Q4_0", 2, 32, 18},
+    {WeightType::q4_1, "Q4_1", 3, 32, 20},
+    {WeightType::q5_0, "Q5_0", 6, 32, 22},
+    {WeightType::q5_1, "Q5_1", 7, 32, 24},
+    {WeightType::q8_0, "Q8_0", 8, 32, 34},
+    {WeightType::q2_k, "Q2_K", 10, 256, 84},
+    {WeightType::q3_k, "Q3_K", 11, 256, 110},
+    {WeightType::q4_k, "Q4_K", 12, 256, 144},
+    {WeightType::q5_k, "Q5_K", 13, 256, 176},
     {WeightType::q6_k, "Q6_K", 14, 256, 210},
+    {WeightType::tq1_0, "TQ1_0", 34, 256, 54},
+    {WeightType::tq2_0, "TQ2_0", 35, 256, 66},
+    {WeightType::iq4_nl, "IQ4_NL", 20, 32, 18},
+    {WeightType::iq4_xs, "IQ4_XS", 23, 256, 136},
+    {WeightType::mxfp4, "MXFP4", 39, 32, 17},
+    {WeightType::nvfp4, "NVFP4", 40, 64, 36},
+    {WeightType::fp8_block, "FP8", kNoGgml, 1, 1},
+    {WeightType::gptq, "GPTQ4", kNoGgml, 8, 4},
+    {WeightType::awq, "AWQ4", kNoGgml, 8, 4},
 };
 
 // The ggml types that kvcc does not read, so that a refusal can name them.
@@ -24,9 +44,8 @@ constexpr struct {
   uint32_t id;
   const char* name;
 } kOtherTypes[] = {
-    {9, "Q8_1"},   {10, "Q2_K"},   {11, "Q3_K"},  {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"},
-    {19, "IQ1_S"}, {20, "IQ4_NL"}, {21, "IQ3_S"}, {22, "IQ2_S"}, {23, "IQ4_XS"},  {24, "I8"},     {25, "I16"},
-    {26, "I32"},   {27, "I64"},    {28, "F64"},   {29, "IQ1_M"}, {34, "TQ1_0"},   {35, "TQ2_0"},  {39, "MXFP4"},
+    {9, "Q8_1"},   {15, "Q8_K"}, {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"}, {21, "IQ3_S"},
+    {22, "IQ2_S"}, {24, "I8"},   {25, "I16"},     {26, "I32"},    {27, "I64"},     {28, "F64"},   {29, "IQ1_M"},
 };
 
 float half_at(const Byte* p) {
@@ -129,7 +148,7 @@ const BlockFormat& block_format(WeightType type) {
 
 const BlockFormat* block_format_of_ggml(uint32_t ggml_id) {
   for (const BlockFormat& format : kFormats) {
-    if (format.ggml_id == ggml_id) return &format;
+    if (format.ggml_id == ggml_id && ggml_id != kNoGgml) return &format;
   }
   return nullptr;
 }
@@ -144,7 +163,9 @@ std::string ggml_type_name(uint32_t ggml_id) {
 
 std::string known_weight_types() {
   std::string text;
-  for (const BlockFormat& format : kFormats) text += (text.empty() ? "" : ", ") + std::string(format.name);
+  for (const BlockFormat& format : kFormats) {
+    if (format.ggml_id != kNoGgml) text += (text.empty() ? "" : ", ") + std::string(format.name);
+  }
   return text;
 }
 
@@ -180,6 +201,26 @@ void dequantize(WeightType type, std::span<const std::byte> bytes, std::span<flo
       return each_block(format, in, out, q45_k_block<true>);
     case WeightType::q6_k:
       return each_block(format, in, out, q6_k_block);
+    case WeightType::q2_k:
+      return each_block(format, in, out, q2_k_block);
+    case WeightType::q3_k:
+      return each_block(format, in, out, q3_k_block);
+    case WeightType::tq1_0:
+      return each_block(format, in, out, tq1_0_block);
+    case WeightType::tq2_0:
+      return each_block(format, in, out, tq2_0_block);
+    case WeightType::iq4_nl:
+      return each_block(format, in, out, iq4_nl_block);
+    case WeightType::iq4_xs:
+      return each_block(format, in, out, iq4_xs_block);
+    case WeightType::mxfp4:
+      return each_block(format, in, out, mxfp4_block);
+    case WeightType::nvfp4:
+      return each_block(format, in, out, nvfp4_block);
+    case WeightType::fp8_block:
+    case WeightType::gptq:
+    case WeightType::awq:
+      throw Error(ErrorKind::failed, "dequantize", "packed weights", "their scales beside them");
   }
 }
 

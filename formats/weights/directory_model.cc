@@ -9,6 +9,7 @@
 #include "formats/weights/block_formats.h"
 #include "formats/weights/config.h"
 #include "formats/weights/model_sources.h"
+#include "formats/weights/packed_tensors.h"
 #include "formats/weights/safetensors_file.h"
 
 namespace kvcc {
@@ -92,10 +93,15 @@ std::vector<SafetensorsFile> open_shards(const std::string& folder) {
 
 class SafetensorsSource : public TensorSource {
  public:
-  SafetensorsSource(std::vector<SafetensorsFile> files, const std::vector<ExpectedTensor>& expected)
-      : files_(std::move(files)) {
+  /// `packed` points into `files`.
+  SafetensorsSource(std::vector<SafetensorsFile> files, const std::vector<ExpectedTensor>& expected,
+                    std::map<std::string, PackedTensor> packed)
+      : files_(std::move(files)), packed_(std::move(packed)) {
     std::set<std::string> needed;
-    for (const ExpectedTensor& want : expected) needed.insert(want.hf);
+    for (const ExpectedTensor& want : expected) {
+      if (!packed_.contains(want.hf)) needed.insert(want.hf);
+    }
+    for (const auto& [name, tensor] : packed_) infos_.push_back({name, tensor.shape, tensor.type});
     for (const SafetensorsFile& file : files_) {
       for (const SafeTensor& tensor : file.tensors()) {
         if (!needed.count(tensor.name)) continue;
@@ -109,6 +115,13 @@ class SafetensorsSource : public TensorSource {
   const std::vector<TensorInfo>& tensors() const override { return infos_; }
 
   void read(const std::string& name, std::span<float> out) const override {
+    if (const auto it = packed_.find(name); it != packed_.end()) {
+      const PackedTensor& tensor = it->second;
+      if (static_cast<int64_t>(out.size()) != tensor.shape[0] * tensor.shape[1]) {
+        throw Error(ErrorKind::failed, "tensor " + name, "a buffer of " + std::to_string(out.size()) + " values");
+      }
+      return tensor.read(folder() + ": tensor " + name, out);
+    }
     const auto& [file, tensor] = part(name);
     const size_t elements = tensor->bytes.size() / static_cast<size_t>(block_format(*tensor->type).bytes);
     if (out.size() != elements) {
@@ -119,6 +132,7 @@ class SafetensorsSource : public TensorSource {
   }
 
   std::span<const std::byte> raw(const std::string& name) const override {
+    if (packed_.contains(name)) return {};
     const SafeTensor* tensor = part(name).tensor;
     const auto bytes = static_cast<uintptr_t>(block_format(*tensor->type).bytes);
     if (reinterpret_cast<uintptr_t>(tensor->bytes.data()) % bytes != 0) return {};  // the format allows odd offsets
@@ -136,12 +150,13 @@ class SafetensorsSource : public TensorSource {
   };
   const Part& part(const std::string& name) const {
     const auto it = parts_.find(name);
-    if (it == parts_.end())
-      throw bad_input(fs::path(files_.front().path()).parent_path().string(), "no tensor " + name);
+    if (it == parts_.end()) throw bad_input(folder(), "no tensor " + name);
     return it->second;
   }
+  std::string folder() const { return fs::path(files_.front().path()).parent_path().string(); }
 
   std::vector<SafetensorsFile> files_;
+  std::map<std::string, PackedTensor> packed_;
   std::vector<TensorInfo> infos_;
   std::map<std::string, Part> parts_;
 };
@@ -157,22 +172,33 @@ ModelFiles open_directory_model(const std::string& path) {
   files.path = path;
   files.config = config_from_json(config_path);
   std::vector<SafetensorsFile> shards = open_shards(path);
-  std::vector<FoundTensor> found;
   std::map<std::string, std::string> seen;
+  std::map<std::string, const SafeTensor*> tensors;
   for (const SafetensorsFile& shard : shards) {
     files.weight_files.push_back(shard.path());
     for (const SafeTensor& tensor : shard.tensors()) {
       if (!seen.emplace(tensor.name, shard.path()).second) {
         throw bad_input(shard.path() + ": tensor " + tensor.name, "it is in " + seen[tensor.name] + " too");
       }
-      const std::string bad = tensor.type ? "" : tensor.dtype + " (kvcc reads F32, F16 and BF16)";
-      found.push_back({tensor.name, tensor.shape, bad});
+      tensors[tensor.name] = &tensor;
     }
   }
   const Architecture& architecture = find_architecture(files.config.architecture, config_path);
   const std::vector<ExpectedTensor> expected = expected_tensors(architecture, files.config);
+  std::map<std::string, PackedTensor> packed = find_packed(path, read_packing(config_path), expected, tensors);
+  std::set<const SafeTensor*> parts;
+  std::vector<FoundTensor> found;
+  for (const auto& [name, tensor] : packed) {
+    parts.insert({tensor.values, tensor.scales, tensor.zeros, tensor.order});
+    found.push_back({name, tensor.shape, ""});
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (parts.contains(tensor)) continue;
+    const std::string bad = tensor->type ? "" : tensor->dtype + " (kvcc reads F32, F16 and BF16)";
+    found.push_back({name, tensor->shape, bad});
+  }
   check_tensors(path, architecture, files.config, expected, false, found);
-  files.tensors = std::make_unique<SafetensorsSource>(std::move(shards), expected);
+  files.tensors = std::make_unique<SafetensorsSource>(std::move(shards), expected, std::move(packed));
 
   TokenizerSource& tokenizer = files.tokenizer;
   const std::string json_path = below(path, "tokenizer.json"), settings = below(path, "tokenizer_config.json");

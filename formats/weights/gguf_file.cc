@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <set>
 #include <unordered_set>
 
 #include "formats/core/error.h"
@@ -249,6 +250,17 @@ GgufFile::GgufFile(const std::string& path) : map_(path, true) {
   }
   check_overlaps(path, entries);
   for (Entry& entry : entries) tensors_.push_back(std::move(entry.tensor));
+}
+
+void GgufFile::join(GgufFile part) {
+  std::set<std::string_view> names;
+  for (const GgufTensor& tensor : tensors_) names.insert(tensor.name);
+  for (const GgufTensor& tensor : part.tensors_) {
+    if (names.contains(tensor.name))
+      throw bad_input(part.path() + ": tensor " + tensor.name, "it is in another part too");
+  }
+  tensors_.insert(tensors_.end(), part.tensors_.begin(), part.tensors_.end());
+  joined_.push_back(std::move(part.map_));
 }
 
 const GgufTensor* GgufFile::find(std::string_view name) const {

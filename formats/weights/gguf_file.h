@@ -33,7 +33,15 @@ class GgufFile {
   explicit GgufFile(const std::string& path);
 
   const std::string& path() const { return map_.path(); }
-  void check_unchanged(bool name_too) const { name_too ? map_.check_same_file() : map_.check_unchanged(); }
+  /// Of this part and those that joined it. Throws Error(bad_input) when a file was changed, or with `name_too` when
+  /// its name stands for another one by now.
+  void check_unchanged(bool name_too) const {
+    name_too ? map_.check_same_file() : map_.check_unchanged();
+    for (const MappedFile& map : joined_) name_too ? map.check_same_file() : map.check_unchanged();
+  }
+  /// Takes over the tensors of another part of the same model. Throws Error(bad_input) for a name that is there
+  /// already.
+  void join(GgufFile part);
   const std::vector<GgufTensor>& tensors() const { return tensors_; }  ///< in file order
   const GgufTensor* find(std::string_view name) const;
   const GgufValue* value(const std::string& key) const;
@@ -48,6 +56,7 @@ class GgufFile {
 
  private:
   MappedFile map_;
+  std::vector<MappedFile> joined_;
   std::map<std::string, GgufValue, std::less<>> values_;
   std::vector<GgufTensor> tensors_;
 };

@@ -60,14 +60,55 @@ ModelFiles open_model(const std::string& path) {
 }
 
 std::string decoder_json(const DecoderConfig& config) {
-  const nlohmann::ordered_json document{{"hidden", config.hidden},
-                                        {"feed_forward", config.feed_forward},
-                                        {"vocab", config.vocab},
-                                        {"norm_epsilon", config.norm_epsilon},
-                                        {"tied_embeddings", config.tied_embeddings},
-                                        {"attention_bias", config.attention_bias},
-                                        {"mlp_bias", config.mlp_bias},
-                                        {"max_position", config.max_position}};
+  nlohmann::ordered_json document{{"hidden", config.hidden},
+                                  {"feed_forward", config.feed_forward},
+                                  {"vocab", config.vocab},
+                                  {"norm_epsilon", config.norm_epsilon},
+                                  {"tied_embeddings", config.tied_embeddings},
+                                  {"attention_bias", config.attention_bias},
+                                  {"mlp_bias", config.mlp_bias},
+                                  {"max_position", config.max_position}};
+  // Members that not all decoders have are there where they say something.
+  const DecoderConfig plain;
+  const auto add = [&](const char* name, const auto& value, const auto& usual) {
+    if (value != usual) document[name] = value;
+  };
+  add("activation", config.activation == Activation::gelu_tanh ? "gelu_tanh" : "silu", std::string("silu"));
+  add("embedding_scale", config.embedding_scale, plain.embedding_scale);
+  add("residual_scale", config.residual_scale, plain.residual_scale);
+  add("logit_scale", config.logit_scale, plain.logit_scale);
+  add("attention_scale", config.attention_scale, plain.attention_scale);
+  add("attention_softcap", config.attention_softcap, plain.attention_softcap);
+  add("logit_softcap", config.logit_softcap, plain.logit_softcap);
+  add("sliding_window", config.sliding_window, plain.sliding_window);
+  add("convolution", config.convolution, plain.convolution);
+  if (config.experts != plain.experts) {
+    const ExpertsConfig& e = config.experts;
+    document["experts"] = {{"count", e.count},
+                           {"used", e.used},
+                           {"feed_forward", e.feed_forward},
+                           {"shared_feed_forward", e.shared_feed_forward},
+                           {"sigmoid", e.sigmoid},
+                           {"normalise", e.normalise},
+                           {"scale", e.scale},
+                           {"groups", e.groups},
+                           {"groups_used", e.groups_used}};
+  }
+  if (config.latent.used) {
+    document["latent"] = {{"query_rank", config.latent.query_rank},
+                          {"nope_dim", config.latent.nope_dim},
+                          {"value_dim", config.latent.value_dim}};
+  }
+  const auto layers = [&](const char* name, auto&& has) {
+    std::vector<int> numbers;
+    for (size_t l = 0; l < config.kinds.size(); ++l) {
+      if (has(config.kinds[l])) numbers.push_back(static_cast<int>(l));
+    }
+    if (!numbers.empty()) document[name] = numbers;
+  };
+  layers("sliding_layers", [](const LayerKind& kind) { return kind.sliding; });
+  layers("expert_layers", [](const LayerKind& kind) { return kind.experts; });
+  layers("layers_without_cache", [](const LayerKind& kind) { return !kind.attends; });
   return document.dump();
 }
 
@@ -86,10 +127,16 @@ ModelInfo model_info(const ModelFiles& files) {
   files.tensors->check_unchanged(true);  // else the hash would be of other weights than those in use
   info.weights_sha256 = hash.hex();
   const DecoderConfig& config = files.config;
-  info.shape = {static_cast<int>(config.layers), static_cast<int>(config.query_heads),
+  const std::vector<int> cached = config.cached_layers();
+  info.shape = {static_cast<int>(cached.size()), static_cast<int>(config.query_heads),
                 static_cast<int>(config.kv_heads), static_cast<int>(config.head_dim),
-                static_cast<int>(config.head_dim)};
+                static_cast<int>(config.value_head_dim)};
   info.rope = config.rope;
+  info.qk_norm = find_architecture(config.architecture, files.path).qk_norm();
+  if (config.attention_bias) info.attention_bias = true;
+  for (size_t row = 0; row < cached.size(); ++row) {
+    if (config.kinds[cached[row]].sliding) info.sliding_window_layers.push_back(static_cast<int>(row));
+  }
   info.dtype = files.dtype;
   return info;
 }

@@ -9,22 +9,35 @@
 #include <vector>
 
 #include "formats/core/model_info.h"
+#include "formats/weights/decoder_config.h"
 
 namespace kvcc {
 
-/// The hyper-parameters of a decoder, independent of the file they came from. "null" in config.json counts as absent.
-struct DecoderConfig {
-  std::string architecture;  ///< "llama"; others are refused by name with the known ones listed
-  int64_t hidden = 0, layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0, feed_forward = 0, vocab = 0;
-  double norm_epsilon = 1e-5;
-  RopeInfo rope;
-  bool tied_embeddings = false;  ///< lm_head is the embedding; a redundant copy in the file is ignored
-  bool attention_bias = false, mlp_bias = false;
-  int64_t max_position = 0;
-  int64_t bos_id = -1, eos_id = -1;  ///< -1: none
+/// The last ones are not GGUF's: FP8 with a scale a block, and 4-bit integers with scale and zero-point a group.
+enum class WeightType : uint8_t {
+  f32,
+  f16,
+  bf16,
+  q4_0,
+  q4_1,
+  q5_0,
+  q5_1,
+  q8_0,
+  q2_k,
+  q3_k,
+  q4_k,
+  q5_k,
+  q6_k,
+  tq1_0,
+  tq2_0,
+  iq4_nl,
+  iq4_xs,
+  mxfp4,
+  nvfp4,
+  fp8_block,
+  gptq,
+  awq
 };
-
-enum class WeightType : uint8_t { f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
 const char* weight_type_name(WeightType type);  ///< "F32", "Q4_1", …
 
 struct TensorInfo {

@@ -87,21 +87,34 @@ def rope(folder, theta, rotary, dim, scaling, text, tokens):
     return numbers[:rotary // 2], numbers[rotary // 2:].reshape(tokens, dim)
 
 
-def test_rope_is_the_float_arithmetic_of_transformers(tmp_path):
+LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 2000,
+            "short_factor": [1 + i / 64 for i in range(32)], "long_factor": [1 + i / 3 for i in range(32)]}
+
+
+@pytest.mark.parametrize("parameters", (
+    {"rope_type": "default", "rope_theta": 100000.0}, LLAMA3, {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+    {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": 512},
+    {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "original_max_position_embeddings": 512, "mscale": 1.0,
+     "mscale_all_dim": 0.7, "beta_fast": 20, "beta_slow": 2, "truncate": False},
+    {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512, "attention_factor": 1.5},
+    LONGROPE, LONGROPE | {"original_max_position_embeddings": 2048}, LONGROPE | {"attention_factor": 1.25}),
+    ids=lambda p: p["rope_type"])
+def test_rope_is_the_float_arithmetic_of_transformers(tmp_path, parameters):
     """Frequencies bit for bit; at position 2,047 one wrong last place would be an error of 1e-4 in the angle."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
     import json
-    for parameters in ({"rope_type": "default", "rope_theta": 100000.0}, LLAMA3,
-                       {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}):
-        config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, rope_parameters=dict(parameters))
-        embedding = LlamaRotaryEmbedding(config)
-        cos, sin = embedding(torch.zeros(1), torch.arange(2048)[None])
-        kind = "none" if parameters["rope_type"] == "default" else parameters["rope_type"]
-        frequencies, rotated = rope(tmp_path, parameters["rope_theta"], 64, 64, kind, json.dumps(parameters), 2048)
-        assert np.array_equal(frequencies, embedding.inv_freq.numpy()), kind
-        sign = torch.cat([-torch.ones(32), torch.ones(32)])
-        np.testing.assert_allclose(rotated, (cos + sign * sin)[0].numpy(), rtol=0, atol=1e-6)
+    config = LlamaConfig(hidden_size=256, num_attention_heads=4, head_dim=64, max_position_embeddings=1024,
+                         rope_parameters=dict(parameters))
+    embedding = LlamaRotaryEmbedding(config)
+    cos, sin = embedding(torch.zeros(1), torch.arange(2048)[None])
+    kind = "none" if parameters["rope_type"] == "default" else parameters["rope_type"]
+    ours = parameters | ({"original_max_position_embeddings": 1024} if kind == "dynamic" else {})
+    frequencies, rotated = rope(tmp_path, parameters["rope_theta"], 64, 64, kind, json.dumps(ours), 2048)
+    assert np.array_equal(frequencies, embedding.inv_freq.numpy()), kind
+    sign = torch.cat([-torch.ones(32), torch.ones(32)])
+    np.testing.assert_allclose(rotated, (cos + sign * sin)[0].numpy(), rtol=0, atol=1e-6)
 
 
 def test_partial_rotary_leaves_the_rest(tmp_path):
@@ -113,10 +126,15 @@ def test_partial_rotary_leaves_the_rest(tmp_path):
     assert (rotated[:, 8:] == 1).all()
 
 
-def test_unknown_rope_scaling_is_refused_by_name(tmp_path):
-    for kind in ("yarn", "longrope", "dynamic"):
+def test_rope_scalings_that_are_not_known_or_not_whole_are_refused(tmp_path):
+    error = probe("rope", 10000, 8, 8, "magic", "{}", 4, tmp_path / "o", code=1).stderr
+    assert "magic" in error and "none, linear, dynamic, yarn, llama3, longrope" in error
+    for kind, name in (("yarn", "factor"), ("longrope", "original_max_position_embeddings"), ("dynamic", "factor"),
+                       ("linear", "factor"), ("llama3", "factor")):
         error = probe("rope", 10000, 8, 8, kind, "{}", 4, tmp_path / "o", code=1).stderr
-        assert kind in error and "none, linear, llama3" in error
+        assert kind in error and f"no number {name}" in error
+    short = '{"original_max_position_embeddings": 8, "factor": 2, "short_factor": [1, 2]}'
+    assert "short_factor is not 4 positive factors" in probe("rope", 10000, 8, 8, "longrope", short, 4, tmp_path / "o", code=1).stderr
 
 
 def test_smollm2_logits_and_greedy_continuation(tmp_path):

@@ -13,7 +13,8 @@ import pytest
 from support import BUILD, KVCC, kvcc, kvcc_json
 
 MAKE = BUILD / "tests/bin/make_store"
-VERBS = ["calibrate", "collect", "fit", "compile", "inspect", "diff", "eval", "generate", "export", "validate", "schemes", "data"]
+VERBS = ["calibrate", "collect", "fit", "compile", "inspect", "diff", "eval", "generate", "export", "validate", "models", "schemes",
+         "data"]
 
 
 def make(*arguments):

@@ -244,7 +244,7 @@ def test_gguf_key_types(tmp_path):
     path = write_gguf(tmp_path / "n.gguf", c, tensors(c), keys=lambda w: w.add_uint64("llama.rope.dimension_count", 16))
     assert dump(path)["rope"]["rotary_dim"] == 16
     path = write_gguf(tmp_path / "o.gguf", c, tensors(c), keys=lambda w: w.add_uint32("llama.expert_count", 8))
-    assert "mixture of experts" in refusal(path)
+    assert "num_experts_per_tok is absent" in refusal(path)
 
 
 def test_version_2_reads_and_1_is_refused(tmp_path):

@@ -59,7 +59,7 @@ void rope(char** argv) {
   info.scaling_json = argv[4];
   const kvcc::Rope rope(info);
   std::ofstream out(argv[6], std::ios::binary);
-  append(out, rope.inverse_frequencies());
+  append(out, rope.inverse_frequencies(tokens));
   append(out, rope.rotate(at::ones({1, tokens, 1, dim}), rope.angles(0, tokens)));
 }
 

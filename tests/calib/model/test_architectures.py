@@ -1,0 +1,80 @@
+"""Every architecture against transformers: logits, keys before RoPE, values and their gradients, from both kinds of file."""
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from calib.model.tiny_models import CASES, GGUF, TOKENS, autograd, make, write_gguf
+from support import BUILD, kvcc, kvcc_json
+
+PROBE = BUILD / "tests/bin/pass_probe"
+KINDS = ("key", "value", "key_grad", "value_grad")
+IDS = np.random.default_rng(5).integers(0, 101, TOKENS)
+# What GGUF has no keys for: these settings are not llama.cpp's, or the file has no place for them.
+NO_GGUF = {"mistral", "mistral-wide", "llama-dynamic", "qwen2-sliding", "qwen3_moe-dense", "gemma2-scalar", "gemma3-linear",
+           "deepseek_v3-yarn"}
+
+
+@pytest.fixture(scope="module")
+def passes(tmp_path_factory):
+    """Of every case what autograd says, and the folders of what kvcc says of its files."""
+    folder = tmp_path_factory.mktemp("architectures")
+    IDS.astype("<i4").tofile(folder / "ids.bin")
+    wanted, command = {}, [str(PROBE), str(folder / "ids.bin")]
+    for case in CASES:
+        model = make(case, folder / case)
+        wanted[case] = autograd(model, IDS)
+        files = {"safetensors": folder / case}
+        if case not in NO_GGUF:
+            files["gguf"] = write_gguf(model, folder / case, folder / f"{case}.gguf")
+        if case.startswith("deepseek_v2"):
+            files["split"] = write_gguf(model, folder / case, folder / f"{case}-split.gguf", split_latent=True)
+        for form, path in files.items():
+            (folder / f"out-{case}-{form}").mkdir()
+            command += [str(path), str(folder / f"out-{case}-{form}")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return folder, wanted, done.stderr
+
+
+def forms(case):
+    return ["safetensors"] + ["gguf"] * (case not in NO_GGUF) + ["split"] * case.startswith("deepseek_v2")
+
+
+@pytest.mark.parametrize("case, form", [(case, form) for case in CASES for form in forms(case)])
+def test_equals_transformers(passes, case, form):
+    folder, wanted, errors = passes
+    out = folder / f"out-{case}-{form}"
+    assert (out / "logits").exists(), errors
+    logits, layers = wanted[case]
+    found = np.fromfile(out / "logits", "<f4").reshape(logits.shape)
+    assert np.abs(found - logits).max() < 1e-4 * np.abs(logits).max(), "logits"
+    assert sorted(int(p.stem) for p in out.glob("[0-9]*.key")) == sorted(layers)  # by the model's own numbers
+    for number, tensors in layers.items():
+        for kind in KINDS:
+            theirs = tensors[kind]
+            ours = np.fromfile(out / f"{number}.{kind}", "<f4").reshape(theirs.shape)
+            assert np.abs(theirs).max() > 0
+            assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max(), (number, kind)
+            assert ours.tobytes() == (out / f"again-{number}.{kind}").read_bytes(), "recomputed"
+
+
+def test_models_are_listed_with_how_they_were_verified():
+    """Nothing is listed that the cases above do not cover, and each is named to who asks for another."""
+    listed = kvcc_json("models")["architectures"]
+    covered = {kind for kind, _ in CASES.values()}
+    assert {a["model_type"] for a in listed} == covered
+    for a in listed:
+        assert "transformers 5.24.0" in a["verified"] and a["models"] and a["gguf"]
+        if "PyPI gguf" in a["verified_gguf"]:
+            assert any(kind == a["model_type"] and case not in NO_GGUF for case, (kind, _) in CASES.items())
+            assert a["model_type"] in GGUF
+    text = kvcc("models")[0]
+    assert all(a["model_type"] in text for a in listed)
+
+
+def test_unknown_architectures_are_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    _, error = kvcc("collect", tmp_path, "-o", tmp_path / "a.acts", "--ids", tmp_path / "x.npy", code=3)
+    assert "architecture mamba" in error
+    assert all(kind in error for kind, _ in CASES.values())

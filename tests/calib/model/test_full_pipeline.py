@@ -1,0 +1,53 @@
+"""collect, fit and eval of models whose caches are not those of Llama: which layers there are, which shapes, which rotations."""
+import json
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from calib.model.tiny_models import make
+from support import kvcc, kvcc_json, random_ids
+
+# Head dimension of keys and values, key/value heads, layers with a cache, scaling of the rotation.
+SHAPES = {"lfm2": (12, 12, 2, [1, 3], "none"), "deepseek_v2-groups": (8, 32, 1, [0, 1, 2], "yarn"),
+          "deepseek_v3": (8, 32, 1, [0, 1, 2], "none"), "gemma3-linear": (32, 32, 2, [0, 1, 2], "by-layer"),
+          "gemma2": (32, 32, 2, [0, 1, 2], "none"), "smollm3": (12, 12, 2, [0, 1, 2, 3, 4], "by-layer"),
+          "phi3-short": (12, 12, 2, [0, 1, 2], "longrope"), "mixtral": (12, 12, 2, [0, 1, 2], "none")}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_collect_fit_eval(tmp_path, case):
+    dim, value_dim, heads, numbers, scaling = SHAPES[case]
+    model = make(case, tmp_path / "model")
+    ids = random_ids(tmp_path / "ids.npy", 2, 64, vocab=101)
+    kvcc("collect", tmp_path / "model", "-o", tmp_path / "a.acts", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen", 64,
+         "--quiet")
+    manifest = json.loads((tmp_path / "a.acts/manifest.json").read_text())["settings"]
+    assert manifest["layer_index"] == numbers
+    assert sorted(p.name for p in (tmp_path / "a.acts/s0000").glob("*.h5")) == [f"l{n:04}.h5" for n in numbers]
+    kvcc("fit", tmp_path / "a.acts", "--scheme", "kvcc-nuq4-1%-sink1", "-o", tmp_path / "a.kvcb", "--quiet")
+    with h5py.File(tmp_path / "a.kvcb") as book:
+        assert book["layer_index"][:].tolist() == numbers
+        shape = book["model"].attrs
+        assert (shape["head_dim"], shape["value_head_dim"], shape["kv_heads"], shape["layers"]) == (dim, value_dim, heads, len(numbers))
+        assert book["key/codebook"].shape[:2] == (len(numbers), heads)
+        text = shape["rope_scaling"]
+        assert (text.decode() if isinstance(text, bytes) else text) == scaling
+    document = kvcc_json("eval", tmp_path / "model", "--ids", tmp_path / "ids.npy", "--seqlen", 64, "--codebook", tmp_path / "a.kvcb",
+                         "--scheme", "int4")
+    fp, row, integer = document["results"]
+    nll = []
+    with torch.no_grad():
+        for window in ids.astype(np.int64):
+            logits = model(torch.tensor(window)[None], use_cache=False).logits[0]
+            nll.append(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(window[1:])).item())
+    assert fp["nll"] == pytest.approx(np.mean(nll), rel=1e-4)
+    assert 0 < row["kl"] < 0.6 and row["kl"] != integer["kl"] and integer["kl"] > 0
+
+
+def test_generation_says_what_it_does_not_run(tmp_path):
+    make("deepseek_v2", tmp_path / "model")
+    random_ids(tmp_path / "prompt.npy", 1, 8, vocab=101)
+    _, error = kvcc("generate", tmp_path / "model", "--prompt-ids", tmp_path / "prompt.npy", "--tokens", 2, code=2)
+    assert "latent attention" in error
