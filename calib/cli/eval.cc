@@ -15,6 +15,7 @@
 #include "calib/cli/text_options.h"
 #include "calib/eval/evaluate.h"
 #include "calib/eval/geometry.h"
+#include "calib/eval/simulated_cache.h"
 #include "calib/model/memory.h"
 #include "calib/model/self_sample.h"
 #include "calib/report/html_report.h"
@@ -241,7 +242,7 @@ class Evaluation {
   void add_schemes() {
     std::vector<std::string> names = o_.schemes;
     if (o_.all_schemes) {
-      for (const kvcc::PresetInfo& preset : kvcc::presets()) names.push_back(preset.example);
+      for (const std::string& name : kvcc::preset_names()) names.push_back(name);
     }
     for (size_t i = 0; i < names.size(); ++i) {
       const kvcc::Scheme scheme = kvcc::parse_scheme(names[i]);
@@ -254,6 +255,7 @@ class Evaluation {
       }
       if (scheme.is_full()) continue;  // always there
       const kvcc::Scheme exact = with_exact_tokens(scheme);
+      if (i >= o_.schemes.size() && !fits(exact, names[i])) continue;
       const auto there = std::find_if(subjects_.begin(), subjects_.end(), [&](const auto& subject) {
         return !subject.codebook && subject.scheme == exact;
       });
@@ -262,6 +264,18 @@ class Evaluation {
       } else if (i < o_.schemes.size()) {
         spdlog::warn("--scheme {}: the same as {}, which is there already; it is run once", names[i], there->name);
       }
+    }
+  }
+
+  /// Whether a preset goes with the model's geometry; of those that --schemes-all names, others are left out.
+  bool fits(const kvcc::Scheme& scheme, const std::string& name) const {
+    try {
+      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::key);
+      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::value);
+      return true;
+    } catch (const kvcc::Error& error) {
+      spdlog::warn("{} is left out: {}", name, error.what());
+      return false;
     }
   }
 

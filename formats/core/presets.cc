@@ -188,13 +188,8 @@ std::string nearest_preset(std::string_view text) {
                                      const size_t percent = text.find('%');
                                      return percent == std::string_view::npos ? percent : text.rfind('-', percent);
                                    }()});
-  std::vector<std::string> names = {"fp"};
-  for (const Family& family : families()) {
-    for (int bits = family.bits_min; bits <= family.bits_max; ++bits) {
-      names.push_back(family_name(family, bits, 0, 0));
-    }
-  }
-  for (const std::string& name : published_names()) names.push_back(name);
+  std::vector<std::string> names = preset_names();
+  names.push_back("fp");
   for (const std::string& name : published_names()) {
     if (name.starts_with(fmt::format("{}-", text))) return name;  // "kivi"
   }
@@ -210,6 +205,17 @@ std::string nearest_preset(std::string_view text) {
 }
 
 }  // namespace scheme_parts
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const Family& family : families()) {
+    for (int bits = family.bits_min; bits <= family.bits_max; ++bits) {
+      names.push_back(family_name(family, bits, 0, 0));
+    }
+  }
+  for (const std::string& name : scheme_parts::published_names()) names.push_back(name);
+  return names;
+}
 
 namespace {
 

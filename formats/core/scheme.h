@@ -120,6 +120,8 @@ struct PresetInfo {
   std::string source;   ///< paper or program, one line
 };
 const std::vector<PresetInfo>& presets();
+/// Every preset's name at every width, without options ("int2", "int3", …, "kivi-2", "kivi-4"), "fp" left out.
+std::vector<std::string> preset_names();
 /// The preset whose name short_name() gives; null for a scheme that has none.
 const PresetInfo* preset_of(const Scheme& scheme);
 

@@ -8,18 +8,20 @@ import torch
 import oracle
 
 
-def hold(x, coder, sink, residual):
-    """What a cache of x [n, H, D] gives back when each token stands alone: sinks and the last tokens in fp16."""
+def hold(x, coder, sink, residual, unit=1):
+    """What a cache of x [n, H, D] gives back: sinks and the last tokens in fp16. Where tokens are coded in blocks, whole
+    units of them are, counted from the sinks on, and the rest is the tail (KIVI's rule, METHODS.md 4)."""
     out = oracle.half(x)
-    end = max(len(x) - residual, min(sink, len(x)))
+    first = min(sink, len(x))
+    end = first + (len(x) - first) // unit * unit if unit > 1 else max(len(x) - residual, first)
     if end > sink:
         out[sink:end] = coder(x[sink:end])
     return out
 
 
-def decode(model, ids, coder, mode, block=128, prompt=0, sink=0, residual=0, prerope=False):
+def decode(model, ids, coder, mode, block=128, prompt=0, sink=0, residual=0, prerope=False, key_unit=1):
     """Log-probabilities [T, vocab]. coder(layer, "key" or "value", x [n, H, D]) gives quantised rows; keys before RoPE
-    with `prerope`. Also the attention inputs' outputs [L][T, hidden of o_proj's input]."""
+    with `prerope`; whole units of key_unit tokens. Also the attention inputs' outputs [L][T, hidden of o_proj's input]."""
     from transformers import DynamicCache
     from transformers.models.llama import modeling_llama
 
@@ -39,7 +41,8 @@ def decode(model, ids, coder, mode, block=128, prompt=0, sink=0, residual=0, pre
                 rows = x[0, :, :count].transpose(0, 1).numpy()
                 if kind == "key" and prerope:
                     rows = before[layer][:count]
-                kept = hold(rows, lambda r: coder(layer, kind, r), sink, residual) if count else rows
+                unit = key_unit if kind == "key" else 1
+                kept = hold(rows, lambda r: coder(layer, kind, r), sink, residual, unit) if count else rows
                 kept = torch.from_numpy(np.ascontiguousarray(kept)).transpose(0, 1)[None]
                 if kind == "key" and prerope and count:
                     positions = torch.arange(count)[None]

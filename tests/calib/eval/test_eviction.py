@@ -160,8 +160,8 @@ def simulate(model, ids, evicting):
             handle.remove()
 
 
-@pytest.mark.parametrize("mode", ("prefill-exact", "pseudo-decode"))
-@pytest.mark.parametrize("evict", ("h2o:20", "snapkv:34", "pyramidkv:36"))
+@pytest.mark.parametrize("evict, mode", (("h2o:20", "prefill-exact"), ("h2o:20", "pseudo-decode"), ("snapkv:34", "prefill-exact"),
+                                         ("pyramidkv:36", "prefill-exact"), ("pyramidkv:36", "pseudo-decode")))
 def test_eviction_with_any_scheme(tiny, evict, mode):
     folder, model, windows, full = tiny
     kind, budget = evict.split(":")

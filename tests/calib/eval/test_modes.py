@@ -37,14 +37,32 @@ def expect(tiny, coder, mode, **keywords):
     return [oracle.compare(f[0], t[0], ids) for f, t, ids in zip(full, theirs, windows)], theirs
 
 
-@pytest.mark.parametrize("exact", ((0, 0), (3, 5)))
-@pytest.mark.parametrize("mode", ("pseudo-decode", "prefill-exact"))
+@pytest.mark.parametrize("mode, exact", (("pseudo-decode", (3, 5)), ("prefill-exact", (3, 5)), ("prefill-exact", (0, 0))))
 def test_modes_are_the_literal_decode(tiny, mode, exact):
     sink, tail = exact
     row, = rows(tiny[0], "--scheme", "int2", "--mode", mode, "--block", 16, "--prompt", 30, "--sink", sink, "--tail", tail)
     expected, _ = expect(tiny, integer(2), mode, block=16, prompt=30, sink=sink, residual=tail)
     assert row["mode"] == mode and (row["sink"], row["tail"]) == exact
     assert row.get("block") == (16 if mode == "pseudo-decode" else None)
+    assert_row(row, expected)
+
+
+@pytest.mark.parametrize("mode", ("pseudo-decode", "prefill-exact"))
+def test_blocks_of_tokens(tiny, mode):
+    """KIVI's layout: keys in blocks of 8 tokens, quantised 16 at a time, values token by token with a tail of 12."""
+    def ends(x, axis):
+        low, high = x.min(axis, keepdims=True), x.max(axis, keepdims=True)
+        scale, low = oracle.half((high - low) / 3), oracle.half(low)
+        return np.clip(np.rint((x - low) / scale), 0, 3) * scale + low
+
+    def coder(layer, kind, x):
+        if kind == "key":
+            return ends(x.reshape(-1, 8, *x.shape[1:]), 1).reshape(x.shape)
+        return ends(x.reshape(*x.shape[:2], -1, 8), 3).reshape(x.shape)
+
+    row, = rows(tiny[0], "--scheme", "k=int2@postrope/channel:8,v=int2@token:8,sink=3,residual=12", "--mode", mode, "--block", 20,
+                "--prompt", 30)
+    expected, _ = expect(tiny, coder, mode, block=20, prompt=30, sink=3, residual=12, key_unit=16)
     assert_row(row, expected)
 
 
@@ -222,3 +240,15 @@ def test_usage(tiny):
     assert "pseudo-decode" in run("eval", *common, "--mode", "pseudo", code=2).stderr
     done = run("eval", *common, "--scheme", "int4", "--scheme", "fp", "--json")
     assert done.stderr.count("it is run once") == 1 and "--scheme int4" in done.stderr
+
+
+def test_all_schemes_by_name(tiny):
+    """Every preset that needs no artifact, in both modes; the table has a line a scheme."""
+    done = run("eval", tiny[0] / "model", "--ids", tiny[0] / "windows.npy", "--seqlen", 20, "--windows", 1, "--schemes-all",
+               "--block", 8, "--tail", 0)
+    header, _, *lines = done.stdout.splitlines()
+    assert "ppl full" in header and "ppl pseudo-decode" in header and "E_M 1%" in header
+    names = [line.split()[0] for line in lines]
+    assert names[0] == "fp" and len(set(names)) == len(names) >= 35
+    assert {"int2", "int8", "nf3", "kivi-2", "kivi-4", "kvarn-2", "quarot-3", "turboquant-2.5", "qjl", "kitty", "fp8"} <= set(names)
+    assert all(line.split()[1] == "no" for line in lines)
