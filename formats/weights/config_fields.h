@@ -8,6 +8,9 @@
 
 namespace kvcc {
 
+/// Bytes of a config.json; more is refused unread.
+inline constexpr uint64_t kMostConfig = 16 << 20;
+
 /// Members of one JSON object, which must outlive this; null counts as absent. Throws Error(bad_input) for a member of
 /// another type.
 class Fields {

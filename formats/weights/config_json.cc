@@ -11,8 +11,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint64_t kMostBytes = 16 << 20;
-
 /// Parameters that scalings need and the configuration may have outside of them, put where RopeInfo keeps them.
 void complete_scaling(const Fields& fields, const std::string& type, int64_t max_position, json& kept) {
   const auto absent = [&](const char* name) { return !kept.contains(name) || kept[name].is_null(); };
@@ -116,7 +114,7 @@ int64_t feed_forward(const Fields& fields) {
 }  // namespace
 
 DecoderConfig config_from_json(const std::string& path) {
-  const json file = read_json<json>(path, kMostBytes);
+  const json file = read_json<json>(path, kMostConfig);
   DecoderConfig config;
   const Architecture& architecture = find_architecture(Fields(path, file).text("model_type", ""), path);
   json root = json::parse(architecture.defaults);

@@ -5,10 +5,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "formats/core/error.h"
-#include "formats/core/file.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 #include "formats/weights/block_formats.h"
 #include "formats/weights/config_fields.h"
@@ -143,8 +142,8 @@ const SafeTensor* need(const std::map<std::string, const SafeTensor*>& tensors, 
 }  // namespace
 
 WeightPacking read_packing(const std::string& path) {
-  json root = json::parse(read_text_file(path), nullptr, false);
-  if (!root.is_object() || !root.contains("quantization_config") || root["quantization_config"].is_null()) return {};
+  const json root = read_json<json>(path, kMostConfig);
+  if (!root.contains("quantization_config") || root["quantization_config"].is_null()) return {};
   const json& object = root["quantization_config"];
   if (!object.is_object()) throw bad_input(path, "quantised weights that quantization_config does not describe");
   const Fields fields(path + ": quantization_config", object);
