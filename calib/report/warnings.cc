@@ -12,6 +12,9 @@ namespace {
 
 /// A channel whose mean lies this many standard deviations from 0 spends its range on an offset (Qwen2's key biases).
 constexpr double kOffset = 8;
+/// Per channel the zero-point takes the offset out; what is kept exactly is fp16, of which this many standard
+/// deviations leave a rounding of 3 % of one.
+constexpr double kOffsetOfChannel = 64;
 /// More than half of what the fit weighs with.
 constexpr double kMostOfTheMass = 0.5;
 /// Of the median mass of the kind's heads. Layers differ by a thousandfold, so that only what is far below counts.
@@ -80,10 +83,12 @@ constexpr std::array kRules = {
          [](const HeadReport& h, const Context&) {
            return fmt::format("{} of {} channels never change", h.constant_channels, h.channels.size());
          }},
-    Rule{"offset", "a channel's mean is over 8 standard deviations from 0, such as a key bias of Qwen2's",
-         "scale keys per channel before RoPE (@prerope/channel), whose zero-point takes the offset out; a range per "
-         "token is wasted on it",
-         [](const HeadReport& h, const Context&) { return above(h.offset, kOffset); },
+    Rule{"offset", "a channel's mean is far from 0, such as a key bias of Qwen2's",
+         "scale keys per channel before RoPE (@prerope/channel), whose zero-point takes the offset out: a range per "
+         "token is wasted on it; with such a scheme only exact tokens and outliers, in fp16, lose precision",
+         [](const HeadReport& h, const Context& c) {
+           return above(h.offset, c.scheme(h).axis == Axis::channel ? kOffsetOfChannel : kOffset);
+         },
          [](const HeadReport& h, const Context&) {
            return fmt::format("a channel's mean is {:.1f} standard deviations from 0", h.offset);
          }},
