@@ -56,7 +56,7 @@ KVCC_FUZZ(cache_file) {
 KVCC_FUZZ(artifact) {
   check_safetensors(put_file("fuzz.safetensors", input));
   KvccArtifact* artifact = nullptr;
-  const int code = kvcc_open((scratch_folder() + "/fuzz.safetensors").c_str(), &artifact);
+  const int code = kvcc_artifact_open((scratch_folder() + "/fuzz.safetensors").c_str(), &artifact);
   const test::Artifact owned(artifact);
   if (code != KVCC_OK) throw bad_input("artifact", kvcc_error_message());
 }
