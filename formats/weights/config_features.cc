@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "formats/core/error.h"
 #include "formats/weights/architecture.h"
@@ -51,12 +52,15 @@ std::vector<int64_t> integers(const std::string& place, const Fields& fields, co
   return numbers;
 }
 
+/// Each layer is looked for, in lists that may be as long as the file likes.
+std::set<int64_t> numbers_of(const std::vector<int64_t>& list) { return {list.begin(), list.end()}; }
+
 /// Which layers have the window or no attention.
 void read_kinds(const std::string& place, const Architecture& a, const Fields& fields, DecoderConfig& c) {
   c.kinds.assign(static_cast<size_t>(c.layers), {});
   if (a.layers == Layers::alike) return;
   const std::vector<std::string> types = layer_types(place, fields, c.layers);
-  const std::vector<int64_t> attend = integers(place, fields, "full_attn_idxs");
+  const std::set<int64_t> attend = numbers_of(integers(place, fields, "full_attn_idxs"));
   if (a.layers != Layers::convolutions && fields.boolean("use_sliding_window", true)) {
     c.sliding_window = fields.integer("sliding_window", 0);
   }
@@ -80,8 +84,7 @@ void read_kinds(const std::string& place, const Architecture& a, const Fields& f
         kind.sliding = typed("sliding_attention", false);
         break;
       case Layers::convolutions:
-        kind.attends =
-            typed("full_attention", attend.empty() || std::find(attend.begin(), attend.end(), l) != attend.end());
+        kind.attends = typed("full_attention", attend.empty() || attend.contains(l));
         break;
       case Layers::alike:
         break;
@@ -123,10 +126,10 @@ void read_experts(const std::string& place, const Architecture& a, const Fields&
     throw bad_input(place, "norm_topk_prob is true", "false, as models of this architecture have it");
   }
   const int64_t first = fields.integer("first_k_dense_replace", 0), step = fields.integer("decoder_sparse_step", 1);
-  const std::vector<int64_t> dense = integers(place, fields, "mlp_only_layers");
+  const std::set<int64_t> dense = numbers_of(integers(place, fields, "mlp_only_layers"));
   if (step < 1) throw bad_input(place, "decoder_sparse_step is " + std::to_string(step), "at least 1");
   for (int64_t l = 0; l < c.layers; ++l) {
-    c.kinds[l].experts = l >= first && (l + 1) % step == 0 && std::find(dense.begin(), dense.end(), l) == dense.end();
+    c.kinds[l].experts = l >= first && (l + 1) % step == 0 && !dense.contains(l);
   }
 }
 

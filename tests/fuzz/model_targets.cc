@@ -59,6 +59,7 @@ TokenizerSource byte_source(const char* pre) {
   source.place = "tokenizer";
   source.gguf_model = "gpt2";
   source.gguf_pre = pre;
+  source.gguf_add_bos = 0;
   int moved = 0;
   for (int byte = 0; byte < 256; ++byte) {  // GPT-2's alphabet
     const bool shown = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;

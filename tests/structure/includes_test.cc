@@ -80,6 +80,22 @@ TEST(Includes, EverySourceKeepsToTheTable) {
   EXPECT_GE(files, 30);
 }
 
+/// Numbers are written and read as in the C locale, whatever the user's is: so equal content gives equal bytes.
+TEST(Structure, NothingTakesUpTheUsersLocale) {
+  const std::regex locale("setlocale|std::locale|\\bimbue\\b|newlocale|uselocale");
+  int files = 0;
+  for (const char* top : {"formats", "calib", "codegen", "kernels", "datasets"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(KVCC_SOURCE_DIR) / top)) {
+      if (entry.path().extension() != ".cc" && entry.path().extension() != ".h") continue;
+      std::stringstream text;
+      text << std::ifstream(entry.path()).rdbuf();
+      EXPECT_FALSE(std::regex_search(text.str(), locale)) << entry.path();
+      ++files;
+    }
+  }
+  EXPECT_GE(files, 100);
+}
+
 TEST(Includes, TheRulesObject) {
   const auto rules = read_rules();
   EXPECT_NE(objection(rules, "formats/core", "formats/store/codebook.h", true), "");
