@@ -23,6 +23,7 @@ Tree small_tree() {
   Tree tree;
   tree["/"].attributes["text"] = text_value("some text");
   tree["/"].attributes["number"] = integer_value(7);
+  tree["/group"];
   TreeObject& data = tree["/group/data"];
   data.dataset = true;
   data.value = array_value<float>(Element::f32, {2, 3}, {1, 2, 3, 4, 5, 6});

@@ -250,7 +250,7 @@ TEST_F(BrokenFiles, F03_SafetensorsThatLie) {
   // A shape that nests so deep that printing or destroying it by recursion would overflow the stack.
   const std::string deep = R"({"w":{"dtype":"F32","data_offsets":[0,4],"shape":[)" + std::string(200000, '[') +
                            std::string(200000, ']') + "]}}";
-  EXPECT_THAT(refusal<SafetensorsFile>(safetensors(deep, 32)), HasSubstr("header: w: nests more than 64 deep"));
+  EXPECT_THAT(refusal<SafetensorsFile>(safetensors(deep, 32)), HasSubstr("header: w.shape: nests more than 64 deep"));
 }
 
 // Random damage: an Error or a file whose tensors can be looked at, nothing else.
