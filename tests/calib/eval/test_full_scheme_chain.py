@@ -8,7 +8,7 @@ import numpy as np
 
 from support import BUILD, data_path, kvcc, kvcc_json, model_path
 
-TOKENS = 512
+TOKENS = 288
 
 
 def presets():
@@ -37,9 +37,10 @@ def expand(pattern):
 def test_simulated_reference_and_packed_values_are_the_same_bits(tmp_path):
     names = presets()
     assert len(names) > 50
-    np.load(data_path("smollm2/evaluation_ids.npy"))[0, :TOKENS].astype(np.int32).tofile(tmp_path / "ids")
+    np.load(data_path("smollm2/evaluation_ids.npy")).ravel()[:TOKENS].astype(np.int32).tofile(tmp_path / "ids")
     np.save(tmp_path / "calibration.npy", np.load(data_path("smollm2/calibration_ids.npy"))[:1, :TOKENS])
-    kvcc("collect", model_path(), "-o", tmp_path / "a.acts", "--ids", tmp_path / "calibration.npy")
+    kvcc("collect", model_path(), "-o", tmp_path / "a.acts", "--ids", tmp_path / "calibration.npy",
+         "--samples", 1, "--seqlen", TOKENS)
     fitted = ("kvcc-nuq3-1%-sink1", "kvquant-nuq2-5%-sink1", "kvquant-nuq4", "int3-channel-prerope", "nf3-channel-prerope-1%")
     arguments = ["fit", tmp_path / "a.acts", "-o", tmp_path / "s"]
     for scheme in fitted:
