@@ -33,8 +33,24 @@ KVCC_CLONES void scale_all(float* x, int n, float factor) {
   for (int i = 0; i < n; ++i) x[i] *= factor;
 }
 
-KVCC_CLONES void add_scaled(const float* row, float factor, int n, float* out) {
-  for (int i = 0; i < n; ++i) out[i] += row[i] * factor;
+constexpr int kTogether = 32;  ///< sums that are kept in registers
+
+/// out[0..n) = sum over c of column c's numbers times x[c], in the order of c; `stride` numbers from column to column.
+KVCC_CLONES void sum_columns(const float* matrix, int stride, int columns, const float* x, int n, float* out) {
+  int i = 0;
+  for (; i + kTogether <= n; i += kTogether) {
+    float sums[kTogether] = {};
+    for (int c = 0; c < columns; ++c) {
+      const float* column = matrix + static_cast<size_t>(c) * stride + i;
+      for (int l = 0; l < kTogether; ++l) sums[l] += column[l] * x[c];
+    }
+    for (int l = 0; l < kTogether; ++l) out[i + l] = sums[l];
+  }
+  for (; i < n; ++i) {
+    float sum = 0;
+    for (int c = 0; c < columns; ++c) sum += matrix[static_cast<size_t>(c) * stride + i] * x[c];
+    out[i] = sum;
+  }
 }
 
 }  // namespace
@@ -84,8 +100,7 @@ std::vector<float> random_rotation(int dim, uint64_t seed) {
 }
 
 void multiply(const std::vector<float>& transposed, int rows, int columns, const float* x, float* out) {
-  std::fill(out, out + rows, 0.0f);
-  for (int c = 0; c < columns; ++c) add_scaled(transposed.data() + static_cast<size_t>(c) * rows, x[c], rows, out);
+  sum_columns(transposed.data(), rows, columns, x, rows, out);
 }
 
 HeadRotation::HeadRotation(Rotation kind, int dim) : kind_(kind), dim_(dim) {
