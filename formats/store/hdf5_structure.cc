@@ -263,6 +263,7 @@ class Walk {
       case kGroupInfo: {
         in.need(in.number(1) == 0, "version of a group's settings");
         const uint64_t flags = in.number(1);
+        in.need((flags & ~uint64_t{3}) == 0, "flags of a group's settings");
         in.skip((flags & 1 ? 4 : 0) + (flags & 2 ? 4 : 0));
         break;
       }
@@ -304,7 +305,10 @@ class Walk {
   void read_link(const std::string& path, Cursor& in, Object& object) {
     in.need(in.number(1) == 1, "version of a link");
     const uint64_t flags = in.number(1), kind = flags & 8 ? in.number(1) : 0;
-    in.skip((flags & 4 ? 8 : 0) + (flags & 0x10 ? 1 : 0));
+    // Where it refuses a link, libhdf5 1.10 frees what it has not set yet (H5G__link_release_table).
+    in.need((flags & ~uint64_t{0x1f}) == 0, "flags of a link");
+    in.skip(flags & 4 ? 8 : 0);
+    in.need(!(flags & 0x10) || in.number(1) <= 1, "character set of a link");
     const std::string name(in.text(in.number(1 << (flags & 3))));
     if (kind != 0) throw bytes_.refuse(path + "/" + name, "a soft or external link", "groups and datasets");
     add_link(path, name, in.number(8), object.links);

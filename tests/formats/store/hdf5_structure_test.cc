@@ -68,7 +68,8 @@ TEST(Hdf5Structure, LiesAreRefusedWithTheirPlace) {
   ASSERT_EQ(good.substr(root, 4), "OHDR");
   const size_t data = good.find(std::string("\0\0\x80\x3f\0\0\0\x40", 8));  // 1 and 2
   ASSERT_NE(data, std::string::npos);
-  const size_t layout = find(good, data), shape = find(good, 2), axes = good.find("axes"), text = good.find("text");
+  const size_t layout = find(good, data), axes = good.find("axes"), text = good.find("text");
+  const size_t shape = find(good, 2, good.rfind("OHDR", axes));
   const size_t link = good.find("group");
   const auto number = [](size_t at, auto value) {
     return [at, value](std::string& image) { write(image, at, value); };
@@ -79,7 +80,7 @@ TEST(Hdf5Structure, LiesAreRefusedWithTheirPlace) {
       {"extension", {number(20, uint64_t{48}), "an extension"}},
       {"root elsewhere", {number(36, uint64_t{1} << 62), "an object of 16 bytes"}},
       {"root in the data", {number(36, uint64_t{data}), "no object"}},
-      {"header of 4 GiB", {number(root + 6, uint8_t{255}), ""}},
+      {"header of 4 GiB", {number(root + 10, uint8_t{255}), ""}},
       {"data beyond the file", {number(layout, uint64_t{good.size()}), "/group/data: damaged"}},
       {"data that wrap", {number(layout, UINT64_MAX - 7), "/group/data: damaged"}},
       {"data in the superblock", {number(layout, uint64_t{0}), "two structures at 0"}},
