@@ -31,6 +31,7 @@ struct Moments {
       squares[c] += other.squares[c];
       fisher[c] += other.fisher[c];
     }
+    reached += other.reached;
   }
 };
 
