@@ -35,12 +35,9 @@ EffectiveBits bits_of(const EvalTable& table, const EvalSubject* subject, int64_
 }
 
 /// [L][heads] of one vector.
-Json by_layer(const std::vector<double>& x, int64_t layers) {
+Json by_layer(const std::vector<double>& x, int heads) {
   Json array = Json::array();
-  const auto width = static_cast<int64_t>(x.size()) / layers;
-  for (int64_t l = 0; l < layers; ++l) {
-    array.push_back(numbers({x.begin() + l * width, x.begin() + (l + 1) * width}));
-  }
+  for (auto row = x.begin(); row != x.end(); row += heads) array.push_back(numbers({row, row + heads}));
   return array;
 }
 
@@ -59,7 +56,7 @@ Json key_error(const KeyErrors& errors) {
   return json;
 }
 
-Json attention_error(const AttentionErrors& errors, const std::vector<int64_t>& queries, int64_t layers) {
+Json attention_error(const AttentionErrors& errors, const std::vector<int64_t>& queries, int heads) {
   std::vector<double> relative;
   for (size_t i = 0; i < errors.still_power.size(); ++i) {
     relative.push_back(std::sqrt(errors.still_power[i] / errors.output_power[i]));
@@ -67,10 +64,10 @@ Json attention_error(const AttentionErrors& errors, const std::vector<int64_t>& 
   return {{"queries", queries},
           {"static", errors.still_by_query},
           {"accumulated", errors.grown_by_query},
-          {"kl_by_layer", by_layer(errors.still_kl, layers)},
-          {"static_by_layer", by_layer(errors.still_error, layers)},
-          {"relative_by_layer", by_layer(relative, layers)},
-          {"accumulated_by_layer", by_layer(errors.grown_error, layers)}};
+          {"kl_by_layer", by_layer(errors.still_kl, heads)},
+          {"static_by_layer", by_layer(errors.still_error, heads)},
+          {"relative_by_layer", by_layer(relative, heads)},
+          {"accumulated_by_layer", by_layer(errors.grown_error, heads)}};
 }
 
 Json mode_json(Json row, const ModeOptions& mode) {
@@ -101,7 +98,7 @@ Json measures(Json row, const EvalTable& table, const EvalReport& report, const 
         {{"percent", repair.percent}, {"kl_worst_exact", repair.worst_exact}, {"kl_rest_exact", repair.rest_exact}});
   }
   if (result.attention.windows > 0) {
-    row["attention"] = attention_error(result.attention, report.queries, table.shape.layers);
+    row["attention"] = attention_error(result.attention, report.queries, table.shape.query_heads);
   }
   return row;
 }

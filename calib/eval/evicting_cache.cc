@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include "calib/eval/window_cache.h"
@@ -42,10 +43,11 @@ void EvictingCache::after_rope(int, at::Tensor& key) { key_ = key; }
 
 at::Tensor EvictingCache::attend(int layer, const at::Tensor& query, const at::Tensor&, const at::Tensor&,
                                  const AttentionRule& rule) {
-  if (rule.window > 0) {
-    throw Error(ErrorKind::usage, "layer " + std::to_string(layer), "eviction from a sliding window",
-                "layers that see all tokens");
+  const std::string place = "layer " + std::to_string(layer);
+  if (rule.window > 0 && rule.window < query.size(1)) {
+    throw Error(ErrorKind::usage, place, "eviction from a sliding window", "layers that see all tokens");
   }
+  if (rule.expand) throw Error(ErrorKind::usage, place, "eviction of latents", "keys and values of heads");
   return mode_.mode == EvalMode::prefill_exact ? after_prompt(layer, query, rule) : block_by_block(layer, query, rule);
 }
 
@@ -73,7 +75,7 @@ at::Tensor EvictingCache::after_prompt(int layer, const at::Tensor& query, const
   const at::Tensor index = at::cat({survivors, at::arange(prompt, tokens, at::kLong).expand({heads, -1})}, 1);
   at::Tensor coded_key = gathered(before_, index), coded_value = gathered(value_, index);
   cache_.before_rope(layer, coded_key, coded_value);
-  coded_key = gathered(rope_.rotate(scattered(coded_key, index, tokens), rope_.angles(0, tokens)), index);
+  coded_key = gathered(rope_.rotate(scattered(coded_key, index, tokens), rope_.angles(0, tokens), layer), index);
   cache_.after_rope(layer, coded_key);
   const at::Tensor key = gathered(key_, index), value = gathered(value_, index);
   const RowVersions keys{key, rounded_to_half(key, layer, CacheTensor::key), coded_key};
@@ -117,7 +119,7 @@ at::Tensor EvictingCache::block_by_block(int layer, const at::Tensor& query, con
   const int64_t tokens = query.size(1), heads = key_.size(2);
   at::Tensor coded_key = before_.clone(), coded_value = value_.clone();
   cache_.before_rope(layer, coded_key, coded_value);
-  coded_key = rope_.rotate(coded_key, rope_.angles(0, tokens));
+  coded_key = rope_.rotate(coded_key, rope_.angles(0, tokens), layer);
   cache_.after_rope(layer, coded_key);
   const RowVersions keys{key_, rounded_to_half(key_, layer, CacheTensor::key), coded_key};
   const RowVersions values{value_, rounded_to_half(value_, layer, CacheTensor::value), coded_value};
