@@ -153,9 +153,9 @@ def activations(tmp_path_factory):
 
 def also_fit(folder, tmp_path):
     before = snapshot(tmp_path)
-    out, err = run("fit", folder, "--scheme", "int4", "-o", tmp_path / "out.kvcb", "--quiet") if False else run(
-        "fit", folder, "--scheme", "kvcc-nuq3-1%-sink1", "-o", tmp_path / "out.kvcb", "--quiet", "--threads", 1)
-    assert out == "" and str(folder) in err and err.count("\n") == 1
+    out, err = run("fit", folder, "--scheme", "kvcc-nuq3-1%-sink1", "-o", tmp_path / "out.kvcb", "--quiet", "--threads", 1)
+    named = str(folder) in err or ("layer 1" in err and "sample 1" in err)  # of values: where they are in the model
+    assert out == "" and named and err.count("\n") == 1, err
     assert snapshot(tmp_path) == before
 
 
@@ -244,7 +244,7 @@ HDF5 = [  # hold for shards and artifacts
     ("compound", with_h5py(lambda f: f.create_dataset("x", shape=(2,), dtype=[("a", "f4"), ("b", "i4")])), ["/x", "element type of class 6"]),
     ("extensible", with_h5py(lambda f: f.create_dataset("x", shape=(2,), maxshape=(None,))), ["/x", "contiguous storage"]),
     ("deep groups", with_h5py(lambda f: f.create_group("/".join("g" * 40))), ["/g/g", "nested too deeply"]),
-    ("thousands of groups", with_h5py(lambda f: [f.create_group(f"g{i}") for i in range(1100)]), ["too many objects"]),
+    ("thousands of groups", with_h5py(lambda f: [f.create_group(f"g{i}") for i in range(1100)]), ["/: a heap of links"]),
     ("hundreds of attributes", with_h5py(lambda f: [f.attrs.__setitem__(f"a{i}", i) for i in range(300)]), [""]),
     ("required, and unknown", with_h5py(lambda f: f.create_dataset("x", data=[1.0]).attrs.__setitem__("required", 1)), ["/x: "]),
 ]
