@@ -191,6 +191,10 @@ def test_hostile_and_missing_numbers(browser, tmp_path, source):
     assert len(points(browser, "pareto")) == 2
     assert browser.evaluate("[...document.querySelectorAll('.card')].map((c) => c.id)") == ["pareto", "results", "provenance"]
     assert not browser.evaluate("/NaN|undefined|null|Infinity/.test(document.body.innerText)")
+    rows[3].update(scheme="=1+1")  # a spreadsheet would compute it
+    browser.open(page(tmp_path, {**source, "results": rows}))
+    got = list(csv.reader(io.StringIO(browser.downloads(lambda: browser.click("#results footer button"), "results.csv"))))
+    assert {row[0] for row in got[1:]} == {"fp", rows[2]["scheme"], hostile, "'=1+1"}
     browser.open(page(tmp_path, {**source, "results": rows[:1]}))  # full precision alone
     assert browser.errors == [] and browser.evaluate("document.querySelectorAll('#results tbody tr').length") == 1
     assert not browser.evaluate("/NaN|undefined|null|Infinity/.test(document.body.innerText)")
