@@ -103,6 +103,7 @@ std::string codebook_html(const ReportData& report, const std::string& path, uin
   data["layer_index"] = codebook.layer_index;
   data["histogram"] = {
       {"low", normalised_edge(0)}, {"high", normalised_edge(kNormalisedBins)}, {"bins", kNormalisedBins}};
+  if (!report.rotated_problem.empty()) data["rotated_problem"] = report.rotated_problem;
   data["fields"] = ordered_json::array();
   std::map<std::string, std::string> meaning = meanings();
   for (const HeadColumn& column : head_columns()) {

@@ -144,7 +144,8 @@ function stripCard() {
         brief,
         note:
             'One column a channel, heads side by side; a channel that is larger than its neighbours in all layers stands as a line.' +
-            (tensors.key?.after ? ' RoPE turns pairs of channels into one another, and smears it.' : ''),
+            (tensors.key?.after ? ' RoPE turns pairs of channels into one another, and smears it.' : '') +
+            (data.rotated_problem ? ` No ranges after RoPE: ${data.rotated_problem}.` : ''),
         tools: usable.length > 1 &&
             choice('Tensor', 'strip-kind', usable.map((name) => [name, name === 'key' ? 'keys' : 'values']), kind(),
                    (name) => {
