@@ -11,7 +11,7 @@
 //
 // Prints one JSON object of lists, one entry a token: "packed" and "simulated", the ids they would pick; "margin",
 // between the simulated cache's two greatest logits; "difference", the largest of a logit; "packed_nll" and
-// "simulated_nll" of the id that follows. With quantised prefill also "full…", those of eval's cache, and
+// "simulated_nll" of the id that follows. With quantised prefill, but not f64, also "full…", those of eval's cache, and
 // "full_difference" from the simulated one. "rows" and "differing_rows": numbers that the caches give back at the end,
 // and how many of them are not the same bits.
 #include <ATen/ATen.h>
@@ -125,7 +125,8 @@ nlohmann::ordered_json run(const Arguments& o) {
   const Codebook codebook = read_codebook(o.codebook);
   const std::vector<int32_t> ids = read_ids(o.ids);
   const PrefillMode mode = o.prefill == "exact" ? PrefillMode::exact : PrefillMode::quantised;
-  const bool led = o.lead == "led", has_full = mode == PrefillMode::quantised;
+  const bool led = o.lead == "led", precise = o.arithmetic == "f64";
+  const bool has_full = mode == PrefillMode::quantised && !precise;  // eval attends in f32
   const int threads = at::get_num_threads();
   const c10::NoGradGuard no_gradient;
   const Decoder decoder(files);
@@ -133,7 +134,6 @@ nlohmann::ordered_json run(const Arguments& o) {
   KvccOptions options{};
   options.size = sizeof options;
   options.threads = threads;
-  const bool precise = o.arithmetic == "f64";
   options.arithmetic = precise ? 2 : o.arithmetic == "i16" ? 1 : 0;
   options.units = o.units.empty() ? nullptr : o.units.c_str();
   const cli::PackedArtifact artifact = cli::open_packed_artifact(o.codebook, false);
