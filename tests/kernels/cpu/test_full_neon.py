@@ -19,7 +19,8 @@ EMULATOR = "qemu-aarch64"
 GOOGLETEST = pathlib.Path("/usr/src/googletest/googletest")
 HEADERS = ["hwy", "gtest", "gmock", "fmt"]
 # As the build proper: -ffp-contract=off, for a value decodes as one fused multiply-add that is spelt out.
-FLAGS = ["-std=c++20", "-O2", "-ffp-contract=off", "-DFMT_HEADER_ONLY", "-DKVCC_NO_RAPIDCHECK", f"-I{SOURCE}", f"-I{BUILD}/include"]
+# Sections by function: what no test reaches is left out of the program, and what it would need is not compiled.
+FLAGS = ["-std=c++20", "-O2", "-ffp-contract=off", "-ffunction-sections", "-fdata-sections", "-DFMT_HEADER_ONLY", "-DKVCC_NO_RAPIDCHECK", f"-I{SOURCE}", f"-I{BUILD}/include"]
 
 missing = [name for name in (COMPILER, EMULATOR) if not shutil.which(name)]
 missing += [str(path) for path in [GOOGLETEST, *(pathlib.Path("/usr/include") / h for h in HEADERS)] if not path.exists()]
@@ -55,7 +56,7 @@ def program():
             link.symlink_to(f"/usr/include/{name}")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, sources()))
-    linked = subprocess.run([COMPILER, "-static", *objects, "-o", BUILD / "test_kernels_cpu", "-lpthread"], capture_output=True, text=True)
+    linked = subprocess.run([COMPILER, "-static", "-Wl,--gc-sections", *objects, "-o", BUILD / "test_kernels_cpu", "-lpthread"], capture_output=True, text=True)
     assert linked.returncode == 0, linked.stderr[-4000:]
     return BUILD / "test_kernels_cpu"
 
