@@ -197,7 +197,9 @@ std::string nearest_preset(std::string_view text) {
   if (near.empty()) return "";
   const std::string whole = near + std::string(text.substr(options));
   try {
-    parse_scheme(whole);
+    const std::optional<Scheme> scheme = parse_preset(whole);  // parse_scheme would ask for the nearest again, for ever
+    if (!scheme) return near;
+    check(*scheme, whole);
     return whole;
   } catch (const Error&) {
     return near;
