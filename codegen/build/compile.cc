@@ -38,24 +38,38 @@ std::vector<std::string> stale_files(const std::string& folder, const std::map<s
   return stale;
 }
 
-/// Writes what differs from what is there; returns how many of `files`. All of it is on disk before the first file gets
-/// its name, so that a full disk leaves the folder as it was; the manifest gets its name last.
-int write_files(const std::string& folder, const std::map<std::string, std::string>& files,
-                const std::string& manifest) {
-  std::vector<std::unique_ptr<AtomicFile>> written;
-  const auto write = [&](const std::string& path, const std::string& content) {
+/// Counts of what was done.
+struct Changes {
+  int written = 0, removed = 0;
+};
+
+/// Writes what differs from what is there. All of it is on disk before the first file gets its name, so that a full
+/// disk leaves the folder as it was. The manifest gets its name last, after `stale` files were removed: until then the
+/// earlier one lists them, so that the next run removes what a killed one left.
+Changes write_files(const std::string& folder, const std::map<std::string, std::string>& files,
+                    const std::string& manifest, const std::vector<std::string>& stale) {
+  const auto write = [&](const std::string& name, const std::string& content) -> std::unique_ptr<AtomicFile> {
+    const std::string path = folder + "/" + name;
     std::error_code error;
-    if (std::filesystem::is_regular_file(path, error) && read_text_file(path) == content) return false;
+    if (std::filesystem::is_regular_file(path, error) && read_text_file(path) == content) return nullptr;
     make_folder(std::filesystem::path(path).parent_path().string());
-    written.push_back(std::make_unique<AtomicFile>(path));
-    written.back()->write(content);
-    return true;
+    auto file = std::make_unique<AtomicFile>(path);
+    file->write(content);
+    return file;
   };
-  int count = 0;
-  for (const auto& [name, content] : files) count += write(folder + "/" + name, content);
-  write(folder + "/kernels.json", manifest);
-  for (const std::unique_ptr<AtomicFile>& file : written) file->commit(file == written.back());
-  return count;
+  std::vector<std::unique_ptr<AtomicFile>> changed;
+  for (const auto& [name, content] : files) {
+    if (auto file = write(name, content)) changed.push_back(std::move(file));
+  }
+  const std::unique_ptr<AtomicFile> list = write("kernels.json", manifest);
+  for (const std::unique_ptr<AtomicFile>& file : changed) file->commit(false);
+  Changes done{static_cast<int>(changed.size()), 0};
+  for (const std::string& name : stale) {
+    std::error_code ignored;
+    done.removed += std::filesystem::remove(folder + "/" + name, ignored);
+  }
+  if (list) list->commit();
+  return done;
 }
 
 /// The folder to write, made where it is not there and locked; one that was made is removed when no manifest came into
@@ -195,11 +209,9 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   manifest.tool_version = options.tool_version;
   for (const auto& [name, content] : files) manifest.files[name] = sha256_hex(content);
   const std::vector<std::string> stale = stale_files(options.folder, manifest.files);
-  result.written = write_files(options.folder, files, kernels_manifest_text(manifest));
-  for (const std::string& name : stale) {
-    std::error_code ignored;
-    result.removed += std::filesystem::remove(options.folder + "/" + name, ignored);
-  }
+  const Changes done = write_files(options.folder, files, kernels_manifest_text(manifest), stale);
+  result.written = done.written;
+  result.removed = done.removed;
   return result;
 }
 
