@@ -56,7 +56,7 @@ struct TensorStats {
   std::vector<float> sample_share, token_share;        ///< [L, H] of the Fisher mass, on the heaviest sample and token
   std::vector<uint32_t> heaviest_sample;               ///< [L, H] its number
   std::vector<uint32_t> token_sample, token_position;  ///< [L, H] the heaviest token: its sample, and where in it
-  std::vector<uint32_t> reached;         ///< [L, H] tokens with a gradient other than 0; all tokens without gradients
+  std::vector<uint32_t> reached;  ///< [L, H] tokens with a gradient other than 0; all tokens without gradients
 };
 
 /// Whether a head was reached at so few of the text's tokens that its statistics say little: fewer than 1 %.

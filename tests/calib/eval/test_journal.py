@@ -24,7 +24,7 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()[1:]]
 
 
-def test_F52_a_killed_evaluation_goes_on(command, tmp_path):
+def test_F45_a_killed_evaluation_goes_on(command, tmp_path):
     """Whatever the journal was cut to, the figures are those of one run, and nothing that is there is done again."""
     whole_path = tmp_path / "whole.jsonl"
     whole = evaluate(*command, "--journal", whole_path)
