@@ -40,6 +40,7 @@ class Files:
         tiny_llama(self.model, num_hidden_layers=2, initializer_range=0.12, head_dim=64)
         for name, seed in (("a", 0), ("b", 1)):
             random_ids(folder / f"{name}.npy", 2, 48, seed=seed)
+            random_ids(folder / f"{name}-prompt.npy", 1, 48, seed=seed)
             kvcc("collect", self.model, "-o", folder / f"{name}.acts", "--ids", folder / f"{name}.npy", "--samples", 2,
                  "--seqlen", 48)
             kvcc("fit", folder / f"{name}.acts", "--scheme", SCHEME, "-o", folder / f"{name}.kvcb")
@@ -53,7 +54,8 @@ class Files:
             "fit": (["fit", acts, "--scheme", SCHEME, "--threads", 1], "new folder/x.kvcb", ["--force"]),
             "merge": (["merge", f / "a.acts", f / "b.acts", *(["--copy"] if which == "b" else [])], "m.acts", ["--force"]),
             "compile": (["compile", book, "--arch", "sm_80", "--emit-only", "--cache-dir", f / "cache"], "kernels é", []),
-            "generate": (["generate", self.model, "--codebook", book, "--ids", ids, "--tokens", 2, "--ignore-eos"], "c.kvcache", []),
+            "generate": (["generate", self.model, "--codebook", book, "--ids", f / f"{which}-prompt.npy", "--tokens", 2, "--ignore-eos"],
+                         "c.kvcache", []),
         }
         for format, name in FORMATS.items():
             verbs["export " + format] = (["export", book, "--to", format, *(["--per-head"] if format == "vllm" and which == "b"
@@ -133,7 +135,7 @@ def steps(files, folder, light):
         yield words("export", book, "--to", format, "-o", folder / name)
     yield words("compile", book, "--arch", "sm_80", "--emit-only", "-o", folder / "kernels", "--cache-dir", files.folder / "cache")
     if not light:
-        yield words("generate", files.model, "--codebook", book, "--ids", ids, "--tokens", 4, "--ignore-eos", "--save-cache",
+        yield words("generate", files.model, "--codebook", book, "--ids", files.folder / "a-prompt.npy", "--tokens", 4, "--ignore-eos", "--save-cache",
                     folder / "c.kvcache")
 
 
