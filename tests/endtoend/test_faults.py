@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -209,7 +210,8 @@ def test_F51_outputs_and_messages_keep_any_path(files, undisturbed, tmp_path):
         arguments, output, _ = files.verbs()[verb]
         done = run(command(arguments + ["--json"], folder / output))
         assert done.returncode == 0, ended(done)
-        assert str(folder / output) in json.dumps(json.loads(done.stdout), ensure_ascii=False), done.stdout
+        named = files.model if verb == "generate" else folder / output  # what its document names
+        assert str(named) in json.dumps(json.loads(done.stdout), ensure_ascii=False), done.stdout
         made = {k: v for k, v in contents(folder).items() if k in undisturbed(verb)}
         assert made == undisturbed(verb), verb
 
@@ -232,7 +234,7 @@ def test_a_decimal_comma_changes_nothing(files, undisturbed, tmp_path):
                  "--windows", 2, "--seqlen", 48, "--scheme", "int4"]
         text = [run([*words, *end], **more).stdout for end in ([], ["--json"])]
         text += [run([BUILD / "bin/kvcc", "inspect", files.folder / "a.kvcb", *end], **more).stdout for end in ([], ["--json"])]
-        reports[name] = text
+        reports[name] = [re.sub(r'"seconds": [^,\n]*', "", part) for part in text]
     assert all(reports["C"]) and reports["C"] == reports["de"]
 
 
