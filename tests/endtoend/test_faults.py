@@ -229,7 +229,7 @@ def test_a_decimal_comma_changes_nothing(files, undisturbed, tmp_path):
         assert done.returncode == 0, ended(done)
         assert contents(folder) == undisturbed(verb), verb
     reports = {}
-    for name, more in (("C", {"LC_ALL": "C"}), ("de", environment)):
+    for name, more in (("C", {"LC_ALL": "C.UTF-8"}), ("de", environment)):
         words = [BUILD / "bin/kvcc", "eval", files.model, "--ids", files.folder / "a.npy", "--codebook", files.folder / "a.kvcb",
                  "--windows", 2, "--seqlen", 48, "--scheme", "int4"]
         text = [run([*words, *end], **more).stdout for end in ([], ["--json"])]
