@@ -78,3 +78,19 @@ def test_unknown_architectures_are_refused_by_name(tmp_path):
     _, error = kvcc("collect", tmp_path, "-o", tmp_path / "a.acts", "--ids", tmp_path / "x.npy", code=3)
     assert "architecture mamba" in error
     assert all(kind in error for kind, _ in CASES.values())
+
+
+def test_deepseek_v3s_layers_beyond_the_last_are_no_part_of_the_decoder(passes, tmp_path):
+    """Its files hold one for predicting two tokens; elsewhere such tensors are refused (tests/formats/weights)."""
+    import shutil
+
+    import safetensors.torch
+    import torch
+    folder, _, _ = passes
+    for case, known in (("deepseek_v3", True), ("qwen3", False)):
+        shutil.copytree(folder / case, tmp_path / case)
+        file = tmp_path / case / "model.safetensors"
+        weights = safetensors.torch.load_file(file) | {"model.layers.3.enorm.weight": torch.ones(48)}
+        safetensors.torch.save_file(weights, file)
+        done = subprocess.run([BUILD / "tests/bin/dump_model", tmp_path / case], capture_output=True, text=True)
+        assert (done.returncode == 0) == known and ("model.layers.3.enorm.weight" in done.stderr) != known

@@ -46,8 +46,10 @@ def test_collect_fit_eval(tmp_path, case):
     assert 0 < row["kl"] < 0.6 and row["kl"] != integer["kl"] and integer["kl"] > 0
 
 
-def test_generation_says_what_it_does_not_run(tmp_path):
-    make("deepseek_v2", tmp_path / "model")
-    random_ids(tmp_path / "prompt.npy", 1, 8, vocab=101)
-    _, error = kvcc("generate", tmp_path / "model", "--prompt-ids", tmp_path / "prompt.npy", "--tokens", 2, code=2)
-    assert "latent attention" in error
+@pytest.mark.parametrize("case, word", [("deepseek_v2", "latent attention"), ("gemma2", "soft cap"), ("lfm2", "convolution"),
+                                        ("mistral", "sliding window")])
+def test_generation_says_what_it_does_not_run(tmp_path, case, word):
+    make(case, tmp_path / "model")
+    np.save(tmp_path / "prompt.npy", np.arange(20, dtype=np.int32))
+    _, error = kvcc("generate", tmp_path / "model", "--ids", tmp_path / "prompt.npy", "--cache", "fp16", "--tokens", 2, code=2)
+    assert word in error
