@@ -56,7 +56,7 @@ struct TensorStats {
   std::vector<float> sample_share, token_share;        ///< [L, H] of the Fisher mass, on the heaviest sample and token
   std::vector<uint32_t> heaviest_sample;               ///< [L, H] its number
   std::vector<uint32_t> token_sample, token_position;  ///< [L, H] the heaviest token: its sample, and where in it
-  std::vector<uint32_t> reached;         ///< [L, H] tokens with a gradient other than 0; all tokens without gradients
+  std::vector<uint32_t> reached;  ///< [L, H] tokens with a gradient other than 0; all tokens without gradients
 };
 
 /// Whether a head was reached at so few of the text's tokens that its statistics say little: fewer than 1 %.
@@ -69,6 +69,7 @@ struct TensorCodebooks {
   std::vector<uint8_t> bits;                            ///< [L, H]
   std::vector<float> scale, zero;                       ///< [L, H, D] static per-channel; empty when online (values)
   std::vector<float> threshold_lower, threshold_upper;  ///< [L, H, D]; empty without sparse part or when online
+  std::vector<float> norm_scale, norm_offset;           ///< [L, H] decoded level = fmaf(level, scale, offset); Q-Norm
   std::vector<float> outlier_fraction;                  ///< [L, H] measured on the calibration text
   TensorStats stats;
 };
