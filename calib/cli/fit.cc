@@ -73,6 +73,8 @@ void append_layer(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
   append(to.zero, fit.zero);
   append(to.threshold_lower, fit.threshold_lower);
   append(to.threshold_upper, fit.threshold_upper);
+  append(to.norm_scale, fit.norm_scale);
+  append(to.norm_offset, fit.norm_offset);
   append(to.outlier_fraction, fit.outlier_fraction);
   append(to.stats.min, fit.min);
   append(to.stats.max, fit.max);

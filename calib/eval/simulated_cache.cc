@@ -28,13 +28,16 @@ std::shared_ptr<const TensorCodec> codec_of(const Codebook& codebook, size_t row
   const size_t channels = static_cast<size_t>(heads) * dim;
   LevelTable table{heads, stored.codes, row_of(stored.codebook, row, static_cast<size_t>(heads) * stored.codes),
                    row_of(stored.bits, row, heads)};
+  if (codebook.scheme.qnorm) {
+    apply_qnorm(table, row_of(stored.norm_scale, row, heads), row_of(stored.norm_offset, row, heads));
+  }
+  const int tail = outliers_per_tail(codebook.scheme.sparse, static_cast<int>(channels));
   if (scheme.axis == Axis::token) {
-    const int tail = outliers_per_tail(codebook.scheme.sparse, static_cast<int>(channels));
     return make_codec(TokenQuantiser{heads, dim, std::move(table), tail});
   }
   return make_codec(ChannelQuantiser{heads, dim, std::move(table), row_of(stored.scale, row, channels),
                                      row_of(stored.zero, row, channels), row_of(stored.threshold_lower, row, channels),
-                                     row_of(stored.threshold_upper, row, channels)});
+                                     row_of(stored.threshold_upper, row, channels), codebook.scheme.capped ? tail : 0});
 }
 
 std::shared_ptr<const TensorCodec> codec_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor) {

@@ -1,5 +1,6 @@
 // Stages 2 and 3: distributions of normalised values, and their best levels.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "calib/fit/tensor_fit.h"
@@ -125,6 +126,43 @@ void TensorFitter::cluster(Clustering& clustering, int task) {
     if (finest.relative_bound() <= kTolerance || limit == 0) return;
     // Aim at the optimum as it is known now; the last attempt takes every point by itself.
     limit = attempt == 4 ? 0 : std::min(limit / 4, kTarget * finest.objective);
+  }
+}
+
+void TensorFitter::match_moments(int plan, int head) {
+  const TensorPlan& asked = plans_[plan];
+  Work& work = work_[plan];
+  if (!asked.qnorm || work.clustering < 0) return;
+  const Clustering& c = clusterings_[work.clustering];
+  const bool one = c.scope == CodebookScope::head;
+  if (!one && head > 0) return;  // the first head does the layer's
+  const std::vector<double>& centres = c.results[one ? head : 0][work.count].centres;
+  const std::vector<float> levels(centres.begin(), centres.end());
+  double count = 0, sum[2] = {}, squares[2] = {};  // of inliers, and of what they decode to
+  for (int h = one ? head : 0; h < (one ? head + 1 : in_.heads); ++h) {
+    walk(weightings_[c.weighting], h, false, [&](const float* y, const double* w) {
+      for (int i = 0; i < in_.dim; ++i) {
+        if (w[i] == 0) continue;
+        const double q = levels[nearest_level(levels.data(), static_cast<int>(levels.size()), y[i])];
+        count += 1;
+        sum[0] += y[i];
+        squares[0] += static_cast<double>(y[i]) * y[i];
+        sum[1] += q;
+        squares[1] += q * q;
+      }
+    });
+  }
+  double scale = 1, offset = 0;
+  if (count > 0) {
+    const double mean = sum[0] / count, decoded_mean = sum[1] / count;
+    const double variance = squares[0] / count - mean * mean;
+    const double decoded_variance = squares[1] / count - decoded_mean * decoded_mean;
+    if (variance > 0 && decoded_variance > 0) scale = std::sqrt(variance / decoded_variance);
+    offset = mean - decoded_mean * scale;
+  }
+  for (int h = one ? head : 0; h < (one ? head + 1 : in_.heads); ++h) {
+    work.norm_scale[h] = static_cast<float>(scale);
+    work.norm_offset[h] = static_cast<float>(offset);
   }
 }
 

@@ -41,6 +41,8 @@ TensorPlan plan_of(const Scheme& scheme, bool key) {
   plan.weight = scheme.weight;
   plan.first_in_thresholds = scheme.first_in_thresholds;
   plan.first_in_kmeans = scheme.first_in_kmeans;
+  plan.capped = key && scheme.capped;
+  plan.qnorm = scheme.qnorm && plan.tensor.grid == Grid::nuq;
   if (key && plan.tensor.grid != Grid::full && plan.tensor.site == Site::post_rope) {
     if (plan.tensor.grid == Grid::nuq || plan.tensor.axis == Axis::channel) {
       throw Error(ErrorKind::usage, "scheme '" + to_string(scheme) + "'", "keys fitted after RoPE",

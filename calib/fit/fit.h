@@ -23,6 +23,7 @@ struct LayerActivations {
 /// Result for one tensor of one layer; arrays [H, …] as in formats/store/codebook.h.
 struct TensorFit {
   LevelTable table;
+  std::vector<float> norm_scale, norm_offset;                        ///< [H], Q-Norm only
   std::vector<float> scale, zero, threshold_lower, threshold_upper;  ///< [H, D], static only
   /// [H] Measured over the tokens that the scheme quantises, that is without its sinks. weighted_sse: sum of F (x -
   /// x^)^2 with F the squared gradient (1 without gradients); sqnr_db at most 200, which stands for no error at all.

@@ -4,6 +4,7 @@
 #include "calib/fit/tensor_fit.h"
 #include "calib/fit/usage.h"
 #include "formats/codec/clones.h"
+#include "formats/codec/tails.h"
 
 namespace kvcc {
 namespace {
@@ -37,13 +38,15 @@ void TensorFitter::measure(int plan, int64_t sample) {
   const std::string place = in_.name + ", sample " + std::to_string(sample);
   const bool sparse = asked.sparse > 0;
   std::vector<float> decoded(x.size());
+  const int capped_tail = asked.capped ? outliers_per_tail(asked.sparse, n) : 0;
   const LevelTable levels = table(plan);
-  Usage usage(levels, in_.dim, norm.axis == Axis::channel && sparse);
+  Usage usage(levels, in_.dim, norm.axis == Axis::channel && sparse && capped_tail == 0);
   if (norm.axis == Axis::channel) {
     ChannelQuantiser q{in_.heads, in_.dim, levels, norm.scale, norm.zero, {}, {}};
     if (sparse) {
       q.threshold_lower = norm.lower;
       q.threshold_upper = norm.upper;
+      q.tail = capped_tail;
     }
     round_trip(q, x, decoded, 1, place);
   } else {
@@ -51,6 +54,8 @@ void TensorFitter::measure(int plan, int64_t sample) {
   }
   std::vector<double> weighted(n), error(n), energy(n);
   std::vector<int32_t> outliers(n);
+  std::vector<float> normalised(n);
+  RowTails tails;
   for (int64_t t = std::min<int64_t>(asked.sink, in_.seqlen); t < in_.seqlen; ++t) {
     const int64_t row = sample * in_.seqlen + t;
     const float* g = in_.grad.empty() ? nullptr : in_.grad.data() + row * n;
@@ -62,10 +67,17 @@ void TensorFitter::measure(int plan, int64_t sample) {
         usage.add_token(x.data() + t * n, norm.token_scale[row], norm.token_zero[row], columns);
       }
     } else {
-      if (sparse) add_outside(x.data() + t * n, norm.lower.data(), norm.upper.data(), n, outliers.data());
+      const bool thresholds = sparse && capped_tail == 0;
+      if (capped_tail > 0) {
+        for (int i = 0; i < n; ++i) normalised[i] = kvcc::normalise(x[t * n + i], norm.scale[i], norm.zero[i]);
+        split_tails(normalised, capped_tail, tails);
+        for (const uint16_t column : tails.columns) ++outliers[column];
+      } else if (sparse) {
+        add_outside(x.data() + t * n, norm.lower.data(), norm.upper.data(), n, outliers.data());
+      }
       const std::span<const float> none;
-      usage.add_channels(x.data() + t * n, norm.scale, norm.zero, sparse ? norm.lower : none,
-                         sparse ? norm.upper : none);
+      usage.add_channels(x.data() + t * n, norm.scale, norm.zero, thresholds ? norm.lower : none,
+                         thresholds ? norm.upper : none);
     }
   }
   work.bins[sample] = usage.bins();

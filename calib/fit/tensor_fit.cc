@@ -58,6 +58,10 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
     if (plan.tensor.grid == Grid::full || !plan.measured) continue;
     work.normaliser = add_normaliser(plan);
     if (needs_kmeans(plan)) add_clustering(work, add_weighting(work.normaliser, plan), plan);
+    if (plan.qnorm) {
+      work.norm_scale.assign(heads, 1.0f);
+      work.norm_offset.assign(heads, 0.0f);
+    }
   }
 }
 
@@ -132,6 +136,8 @@ int TensorFitter::tasks(int stage) const {
     case 3:
       for (const Clustering& c : clusterings_) count += static_cast<int>(c.results.size());
       return count;
+    case 4:
+      return static_cast<int>(plans_.size()) * heads;
     default:
       return static_cast<int>(plans_.size()) * samples;
   }
@@ -160,6 +166,8 @@ void TensorFitter::run(int stage, int task) {
         task -= static_cast<int>(c.results.size());
       }
       return;
+    case 4:
+      return match_moments(task / heads, task % heads);
     default:
       return measure(task / samples, task % samples);
   }
@@ -183,6 +191,7 @@ LevelTable TensorFitter::table(int plan) const {
     }
     table.levels.insert(table.levels.end(), levels.begin(), levels.end());
   }
+  if (!work_[plan].norm_scale.empty()) apply_qnorm(table, work_[plan].norm_scale, work_[plan].norm_offset);
   return table;
 }
 
@@ -191,6 +200,8 @@ TensorFit TensorFitter::result(int plan) const {
   const Work& work = work_[plan];
   TensorFit fit = stats_;
   fit.table = table(plan);
+  fit.norm_scale = work.norm_scale;
+  fit.norm_offset = work.norm_offset;
   if (work.normaliser >= 0 && normalisers_[work.normaliser].axis == Axis::channel) {
     const Normaliser& n = normalisers_[work.normaliser];
     fit.scale = n.scale;

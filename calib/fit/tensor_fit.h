@@ -34,6 +34,7 @@ struct TensorPlan {
   CodebookScope scope = CodebookScope::head;
   FitWeight weight = FitWeight::fs2;
   bool first_in_thresholds = false, first_in_kmeans = false;
+  bool capped = false, qnorm = false;
   bool measured = true;  ///< false: keys taken after RoPE, whose error these activations can't tell
 };
 
@@ -54,7 +55,7 @@ class TensorFitter {
   TensorFitter(TensorInput input, std::vector<TensorPlan> plans);
 
   /// Stages 0 … kStages - 1 in order; the tasks of a stage are independent.
-  static constexpr int kStages = 5;
+  static constexpr int kStages = 6;
   int tasks(int stage) const;
   void run(int stage, int task);
 
@@ -81,6 +82,7 @@ class TensorFitter {
     int normaliser = -1, clustering = -1, count = -1;
     std::vector<double> weighted, error, energy;    ///< [samples, H]
     std::vector<int64_t> outliers;                  ///< [samples, H]
+    std::vector<float> norm_scale, norm_offset;     ///< [H] of Q-Norm
     std::vector<std::vector<int64_t>> bins, codes;  ///< [samples] of [H, kUsageBins], [H, C]
   };
 
@@ -101,7 +103,8 @@ class TensorFitter {
   void normalise_channels(Normaliser& normaliser, int head);  // stage 1
   void normalise_tokens(Normaliser& normaliser, int64_t sample);
   void cluster(Clustering& clustering, int task);  // stage 3
-  void measure(int plan, int64_t sample);          // stage 4
+  void match_moments(int plan, int head);          // stage 4: Q-Norm of a codebook of its own or of the layer
+  void measure(int plan, int64_t sample);          // stage 5
 
   template <typename Use>
   void walk(const Weighting& weighting, int head, bool weighted, const Use& use) const;

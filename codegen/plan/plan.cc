@@ -139,6 +139,10 @@ Plan plan(const Artifact& artifact, const Targets& targets) {
                 fmt::format("scheme {} leaves keys and values at full precision", short_name(artifact.scheme)),
                 "a scheme with codes to compile kernels for");
   }
+  if (artifact.scheme.is_extended()) {
+    throw Error(ErrorKind::usage, artifact.name, fmt::format("scheme {}", short_name(artifact.scheme)),
+                "a scheme without cap and qnorm, which no kernel knows");
+  }
   if (artifact.scheme.key.grid != Grid::full) check_tables(artifact, artifact.key, shape.head_dim, "key");
   if (artifact.scheme.value.grid != Grid::full) check_tables(artifact, artifact.value, shape.value_head_dim, "value");
   Plan result;

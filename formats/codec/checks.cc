@@ -22,6 +22,7 @@ void check_table(const LevelTable& table, int heads, int dim, const std::string&
   check_size(table.heads, heads, "heads of the table", place);
   check_size(table.bits.size(), heads, "bits", place);
   check_size(table.levels.size(), static_cast<size_t>(heads) * table.stride, "levels", place);
+  if (!table.decoded.empty()) check_size(table.decoded.size(), table.levels.size(), "decoded levels", place);
   for (int h = 0; h < heads; ++h) {
     if (table.bits[h] < 1 || table.bits[h] > 8 || table.count(h) > table.stride) {
       throw Error(ErrorKind::failed, place + " quantiser, head " + std::to_string(h),
@@ -38,6 +39,7 @@ void check_quantiser(const ChannelQuantiser& q, const std::string& place) {
   const size_t n = static_cast<size_t>(q.heads) * q.dim;
   check_size(q.scale.size(), n, "scale", place);
   check_size(q.zero.size(), n, "zero", place);
+  check_tails(q.heads * q.dim, q.tail, place);
   if (!q.threshold_lower.empty() || !q.threshold_upper.empty()) {
     check_size(q.threshold_lower.size(), n, "lower thresholds", place);
     check_size(q.threshold_upper.size(), n, "upper thresholds", place);

@@ -50,4 +50,12 @@ std::vector<float> normal_float_levels(int bits) {
   return levels;
 }
 
+void apply_qnorm(LevelTable& table, std::span<const float> scale, std::span<const float> offset) {
+  table.decoded = table.levels;
+  for (int h = 0; h < table.heads; ++h) {
+    float* levels = table.decoded.data() + static_cast<size_t>(h) * table.stride;
+    for (int j = 0; j < table.stride; ++j) levels[j] = fused_multiply_add(levels[j], scale[h], offset[h]);
+  }
+}
+
 }  // namespace kvcc

@@ -29,6 +29,11 @@ class QuantiserCodec : public TensorCodec {
     std::vector<PartShape> parts;
     add_code_parts(q_.table, q_.dim, tokens, parts);
     if constexpr (kStatic) {
+      if (q_.tail > 0) {
+        parts.push_back({"column", 16, tokens * 2 * q_.tail});
+        parts.push_back({"value", 16, tokens * 2 * q_.tail});
+        return parts;
+      }
       if (q_.threshold_lower.empty()) return parts;
       parts.push_back({"outliers", 16, tokens});  // of each token
       parts.push_back({"column", 16, kCountedBefore});
@@ -55,7 +60,7 @@ class QuantiserCodec : public TensorCodec {
       if constexpr (!kStatic) {
         (part++)->values.push_back(token.range.scale);
         (part++)->values.push_back(token.range.zero);
-      } else if (!q_.threshold_lower.empty()) {
+      } else if (!q_.threshold_lower.empty() && q_.tail == 0) {
         (part++)->values.push_back(static_cast<uint16_t>(token.sparse.size()));
       }
       for (const SparseEntry& entry : token.sparse) {
@@ -77,6 +82,8 @@ class QuantiserCodec : public TensorCodec {
       if constexpr (!kStatic) {
         token.range = {part[0].values[t], part[1].values[t]};
         part += 2;
+        count = 2 * q_.tail;
+      } else if (q_.tail > 0) {
         count = 2 * q_.tail;
       } else if (!q_.threshold_lower.empty()) {
         count = (part++)->values[t];

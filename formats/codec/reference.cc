@@ -14,10 +14,17 @@ void encode(const ChannelQuantiser& q, std::span<const float> x, EncodedToken& o
   check_row(x.size(), q.heads, q.dim, place);
   check_finite(x, q.dim, place);
   const int n = q.heads * q.dim;
-  const bool sparse = !q.threshold_lower.empty();
+  const bool sparse = !q.threshold_lower.empty() && q.tail == 0;
   out.codes.resize(n);
   out.sparse.clear();
   out.range = {};
+  if (q.tail > 0) {
+    std::vector<float> normalised(n);
+    for (int i = 0; i < n; ++i) normalised[i] = normalise(x[i], q.scale[i], q.zero[i]);
+    RowTails tails;
+    split_tails(normalised, q.tail, tails);
+    for (const uint16_t i : tails.columns) out.sparse.push_back({i, checked_half(x[i], i, q.dim, place)});
+  }
   for (int i = 0; i < n; ++i) {
     const int h = i / q.dim;
     float v = x[i];
@@ -64,7 +71,7 @@ void decode_row(const LevelTable& table, int heads, int dim, const EncodedToken&
   for (int i = 0; i < heads * dim; ++i) {
     const int h = i / dim;
     if (in.codes[i] >= table.count(h)) refuse("code ", in.codes[i], table.count(h) - 1);
-    out[i] = decode_element(table.head(h)[in.codes[i]], scale[i * step], zero[i * step]);
+    out[i] = decode_element(table.decoded_head(h)[in.codes[i]], scale[i * step], zero[i * step]);
   }
   for (const SparseEntry& entry : in.sparse) {
     if (entry.column >= heads * dim) refuse("outlier at column ", entry.column, heads * dim - 1);

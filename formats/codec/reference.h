@@ -17,9 +17,18 @@ struct LevelTable {
   int stride = 0;             ///< C
   std::vector<float> levels;  ///< [H, C], non-decreasing within a head
   std::vector<uint8_t> bits;  ///< [H]
+  /// [H, C] What codes decode to, as KVQuant's Q-Norm has it; empty: the levels.
+  std::vector<float> decoded{};
+  const float* decoded_head(int h) const {
+    return (decoded.empty() ? levels : decoded).data() + static_cast<size_t>(h) * stride;
+  }
   const float* head(int h) const { return levels.data() + static_cast<size_t>(h) * stride; }
   int count(int h) const { return 1 << bits[h]; }
 };
+
+/// Gives the table its decoded levels, fmaf(level, scale[h], offset[h]); scale and offset [H]. Levels that are NaN
+/// stay.
+void apply_qnorm(LevelTable& table, std::span<const float> scale, std::span<const float> offset);
 
 /// Static per-channel quantiser of one layer (pre-RoPE keys). All vectors [H, D].
 struct ChannelQuantiser {
@@ -27,6 +36,9 @@ struct ChannelQuantiser {
   LevelTable table;
   std::vector<float> scale, zero;                       ///< unit: of the keys
   std::vector<float> threshold_lower, threshold_upper;  ///< empty: no sparse part
+  /// Above 0, the thresholds are not asked: outliers are this many of each end of the token's normalised row (KVQuant's
+  /// capped outliers), by tail_less(), and values beyond the outermost levels take those.
+  int tail = 0;
 };
 
 /// Online per-token quantiser of one layer, one range over all heads (values; keys of the int baselines).

@@ -20,7 +20,7 @@ typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 
 /// Cell boundaries of one head: boundary j lies between levels j and j + 1.
 struct Cells {
-  const float* levels;
+  const float* levels;  ///< as decoded
   int count;
   std::vector<float> boundaries;  ///< [count - 1]
 };
@@ -28,9 +28,9 @@ struct Cells {
 std::vector<Cells> cells_of(const LevelTable& table) {
   std::vector<Cells> cells(table.heads);
   for (int h = 0; h < table.heads; ++h) {
-    cells[h].levels = table.head(h);
+    cells[h].levels = table.decoded_head(h);
     cells[h].count = table.count(h);
-    for (int j = 0; j + 1 < cells[h].count; ++j) cells[h].boundaries.push_back(upper_boundary(cells[h].levels, j));
+    for (int j = 0; j + 1 < cells[h].count; ++j) cells[h].boundaries.push_back(upper_boundary(table.head(h), j));
   }
   return cells;
 }
@@ -96,10 +96,11 @@ int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::spa
   const int64_t rows = check_rows(x.size(), out.size(), int64_t{q.heads} * q.dim, place);
   const int n = q.heads * q.dim;
   const std::vector<Cells> cells = cells_of(q.table);
-  const bool sparse = !q.threshold_lower.empty();
+  const bool sparse = !q.threshold_lower.empty() && q.tail == 0;
   return over_rows(rows, threads, [&](int64_t begin, int64_t end) {
     constexpr int kBlock = 64;
-    std::vector<float> row(n);
+    std::vector<float> row(n), normalised(n);
+    RowTails tails;
     int64_t outliers = 0;
     for (int64_t t = begin; t < end; ++t) {
       std::copy_n(x.data() + t * n, n, row.data());
@@ -108,6 +109,16 @@ int64_t round_trip(const ChannelQuantiser& q, std::span<const float> x, std::spa
       for (int h = 0; h < q.heads; ++h) {
         const int at = h * q.dim;
         quantise_head(cells[h], row.data() + at, q.scale.data() + at, q.zero.data() + at, 1, q.dim, to + at);
+      }
+      if (q.tail > 0) {
+        for (int i = 0; i < n; ++i) normalised[i] = normalise(row[i], q.scale[i], q.zero[i]);
+        split_tails(normalised, q.tail, tails);
+        for (const uint16_t c : tails.columns) {
+          const uint16_t half = float_to_half(row[c]);
+          to[c] = half_to_float(
+              half_is_infinite(half) ? checked_half(row[c], c, q.dim, token_place(place, first_token + t)) : half);
+        }
+        outliers += 2 * q.tail;
       }
       for (int i = 0; sparse && i < n; i += kBlock) {
         const int width = std::min(kBlock, n - i);

@@ -87,14 +87,15 @@ double head_scales(const TensorScheme& t, int dim) {
   return 0;
 }
 
-TokenBits token_bits(const TensorScheme& t, int heads, int dim, double sparse, double fraction) {
+/// `capped`: as many outliers a token as a per-token quantiser has.
+TokenBits token_bits(const TensorScheme& t, int heads, int dim, double sparse, double fraction, bool capped) {
   TokenBits bits;
   const int elements = heads * dim;
   bits.codes = heads * head_codes(t, dim);
   bits.scales = heads * head_scales(t, dim);
   if (t.norm == Norm::token) bits.scales += kScaleBits;
-  if (t.axis == Axis::token) {
-    bits.scales += kScaleBits + zero_bits(t);
+  if (t.axis == Axis::token) bits.scales += kScaleBits + zero_bits(t);
+  if (t.axis == Axis::token || capped) {
     bits.sparse = 2.0 * outliers_per_tail(sparse, elements) * kOutlierBits;  // a fixed count needs no row pointer
   } else if (sparse > 0) {
     bits.sparse = fraction * elements * kOutlierBits + kRowPointerBits;
@@ -111,10 +112,10 @@ double exception_bits(const Scheme& scheme, const TensorScheme& t, double quanti
   return (kFullBits * elements - quantised) * full / static_cast<double>(context);
 }
 
-int64_t constant_bytes(const TensorScheme& tensor, int heads, int dim, int layers, double sparse) {
+int64_t constant_bytes(const TensorScheme& tensor, int heads, int dim, int layers, double sparse, bool qnorm) {
   constexpr int64_t kFloat = 4;
   int64_t floats = 0;
-  if (tensor.grid == Grid::nuq) floats += int64_t{heads} << tensor.bits;
+  if (tensor.grid == Grid::nuq) floats += (int64_t{heads} << tensor.bits) + (qnorm ? 2 * heads : 0);
   if (tensor.axis == Axis::channel) floats += int64_t{heads} * dim * (sparse > 0 ? 4 : 2);
   return floats * layers * kFloat;
 }
@@ -138,8 +139,9 @@ EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, cons
   const int value_elements = shape.kv_heads * shape.value_head_dim;
   const double elements = key_elements + value_elements;
   const double fraction = query.key_outlier_fraction < 0 ? scheme.sparse : query.key_outlier_fraction;
-  const TokenBits key = token_bits(scheme.key, shape.kv_heads, shape.head_dim, scheme.sparse, fraction);
-  const TokenBits value = token_bits(scheme.value, shape.kv_heads, shape.value_head_dim, scheme.sparse, fraction);
+  const TokenBits key = token_bits(scheme.key, shape.kv_heads, shape.head_dim, scheme.sparse, fraction, scheme.capped);
+  const TokenBits value =
+      token_bits(scheme.value, shape.kv_heads, shape.value_head_dim, scheme.sparse, fraction, false);
   bits.codes = (key.codes + value.codes) / elements;
   bits.scales = (key.scales + value.scales) / elements;
   bits.sparse = (key.sparse + value.sparse) / elements;
@@ -149,8 +151,9 @@ EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, cons
                      exception_bits(scheme, scheme.value, value.total(), value_elements, query.context)) /
                     elements;
 
-  bits.constant_bytes = constant_bytes(scheme.key, shape.kv_heads, shape.head_dim, shape.layers, scheme.sparse) +
-                        constant_bytes(scheme.value, shape.kv_heads, shape.value_head_dim, shape.layers, scheme.sparse);
+  bits.constant_bytes =
+      constant_bytes(scheme.key, shape.kv_heads, shape.head_dim, shape.layers, scheme.sparse, scheme.qnorm) +
+      constant_bytes(scheme.value, shape.kv_heads, shape.value_head_dim, shape.layers, scheme.sparse, scheme.qnorm);
   bits.constants =
       8.0 * static_cast<double>(bits.constant_bytes) / (elements * shape.layers * static_cast<double>(query.amortise));
   bits.total = quantised + bits.exceptions + bits.constants;

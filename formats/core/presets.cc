@@ -17,6 +17,7 @@ struct Family {
   const char* middle;  ///< between the bits and the options: "-channel-prerope", or ""
   int bits_min, bits_max;
   bool sparse;  ///< takes -P%
+  bool fitted;  ///< takes -cap, -qnorm, and -f, -fs2, -layer, -head where they are not its own
   PresetInfo info;
   Scheme (*make)(int bits, double sparse, int sink);
 };
@@ -62,7 +63,8 @@ const std::vector<Family>& families() {
        2,
        5,
        true,
-       {"kvcc-nuq{2,3,4,5}[-P%][-sinkN]", "kvcc-nuq4-1%-sink1",
+       true,
+       {"kvcc-nuq{2,3,4,5}[-P%][-cap][-qnorm][-f][-layer][-sinkN]", "kvcc-nuq4-1%-sink1",
         "kvcc's default: codebook per head, weight F s^2, first token out of the fit",
         "kvcc; after KVQuant (arXiv 2401.18079) with the weight of its eq. (7)"},
        [](int bits, double sparse, int sink) { return make_per_channel(Grid::nuq, bits, sparse, sink); }},
@@ -71,15 +73,17 @@ const std::vector<Family>& families() {
        2,
        4,
        true,
-       {"kvquant-nuq{2,3,4}[-P%][-sinkN]", "kvquant-nuq4-1%-sink1",
+       true,
+       {"kvquant-nuq{2,3,4}[-P%][-cap][-qnorm][-fs2][-head][-sinkN]", "kvquant-nuq4-1%-sink1",
         "keys per channel before RoPE, codebook per layer, weight F, first token in the thresholds",
-        "KVQuant (arXiv 2401.18079), as released"},
+        "KVQuant (arXiv 2401.18079), as released; -fs2: the weight of its eq. (7)"},
        make_kvquant},
       {"int",
        "-channel-prerope",
        2,
        8,
        true,
+       false,
        {"int{2..8}-channel-prerope[-P%][-sinkN]", "int4-channel-prerope",
         "uniform levels, keys per channel before RoPE, values per token", "KVQuant's ablation (arXiv 2401.18079)"},
        [](int bits, double sparse, int sink) { return make_per_channel_baseline(Grid::integer, bits, sparse, sink); }},
@@ -88,6 +92,7 @@ const std::vector<Family>& families() {
        2,
        4,
        true,
+       false,
        {"nf{2,3,4}-channel-prerope[-P%][-sinkN]", "nf3-channel-prerope",
         "NormalFloat levels, keys per channel before RoPE, values per token",
         "KVQuant's ablation (arXiv 2401.18079), levels of QLoRA (arXiv 2305.14314)"},
@@ -99,6 +104,7 @@ const std::vector<Family>& families() {
        2,
        8,
        false,
+       false,
        {"int{2..8}[-sinkN]", "int4", "baseline: uniform levels per token, keys after RoPE",
         "KVQuant's baseline (arXiv 2401.18079, appendix M)"},
        [](int bits, double sparse, int sink) { return make_per_token(Grid::integer, bits, sparse, sink); }},
@@ -107,6 +113,7 @@ const std::vector<Family>& families() {
        2,
        4,
        false,
+       false,
        {"nf{2,3,4}[-sinkN]", "nf4", "baseline: NormalFloat levels per token, keys after RoPE",
         "KVQuant's baseline (arXiv 2401.18079), levels of QLoRA (arXiv 2305.14314)"},
        [](int bits, double sparse, int sink) { return make_per_token(Grid::normal_float, bits, sparse, sink); }},
@@ -114,18 +121,48 @@ const std::vector<Family>& families() {
   return all;
 }
 
-std::string family_name(const Family& family, int bits, double sparse, int sink) {
+/// A fitted family's option that is a word, and what it sets.
+struct FittedOption {
+  const char* word;
+  void (*set)(Scheme&);
+};
+constexpr std::array<FittedOption, 6> kFittedOptions = {
+    {{"cap", [](Scheme& s) { s.capped = true; }},
+     {"qnorm", [](Scheme& s) { s.qnorm = true; }},
+     {"f", [](Scheme& s) { s.weight = FitWeight::f; }},
+     {"fs2", [](Scheme& s) { s.weight = FitWeight::fs2; }},
+     {"layer", [](Scheme& s) { s.codebook = CodebookScope::layer; }},
+     {"head", [](Scheme& s) { s.codebook = CodebookScope::head; }}}};
+
+/// Words that turn `base` into `scheme`, each of which changes something, or nothing when none do.
+std::optional<std::string> fitted_words(Scheme base, const Scheme& scheme) {
+  std::string words;
+  for (const FittedOption& option : kFittedOptions) {
+    Scheme with = base, asked = scheme;
+    option.set(with);
+    option.set(asked);
+    if (with == base || !(asked == scheme)) continue;
+    words.append("-").append(option.word);
+    base = with;
+  }
+  if (!(base == scheme)) return std::nullopt;
+  return words;
+}
+
+std::string family_name(const Family& family, int bits, double sparse, const std::string& words, int sink) {
   std::string name = fmt::format("{}{}{}", family.prefix, bits, family.middle);
   if (sparse > 0) name.append("-").append(scheme_parts::sparse_text(sparse));
+  name += words;
   if (sink > 0) name += fmt::format("-sink{}", sink);
   return name;
 }
 
-/// Reads "-1%-sink1", in either order.
+/// Reads "-1%-cap-sink1", in any order.
 Scheme parse_options(const Family& family, int bits, std::string_view options, std::string_view text) {
   double sparse = 0;
   int sink = 0;
   bool sparse_seen = false, sink_seen = false;
+  std::vector<const FittedOption*> fitted;
   while (!options.empty()) {
     options.remove_prefix(1);  // '-'
     const std::string_view option = options.substr(0, options.find('-'));
@@ -141,10 +178,20 @@ Scheme parse_options(const Family& family, int bits, std::string_view options, s
                                  family.info.pattern,
                                  "spell the scheme out to combine them: k=…,v=…,sparse=" + std::string(option));
     } else {
-      throw scheme_parts::refuse(text, fmt::format("unknown part '{}'", option), family.info.pattern);
+      const auto word = std::find_if(kFittedOptions.begin(), kFittedOptions.end(),
+                                     [&](const FittedOption& o) { return option == o.word; });
+      if (!family.fitted || word == kFittedOptions.end()) {
+        throw scheme_parts::refuse(text, fmt::format("unknown part '{}'", option), family.info.pattern);
+      }
+      if (std::find(fitted.begin(), fitted.end(), &*word) != fitted.end()) {
+        throw scheme_parts::refuse(text, fmt::format("{} is given twice", option));
+      }
+      fitted.push_back(&*word);
     }
   }
-  return family.make(bits, sparse, sink);
+  Scheme scheme = family.make(bits, sparse, sink);
+  for (const FittedOption* option : fitted) option->set(scheme);
+  return scheme;
 }
 
 /// Published systems whose presets are not in this release.
@@ -212,7 +259,7 @@ std::vector<std::string> preset_names() {
   std::vector<std::string> names;
   for (const Family& family : families()) {
     for (int bits = family.bits_min; bits <= family.bits_max; ++bits) {
-      names.push_back(family_name(family, bits, 0, 0));
+      names.push_back(family_name(family, bits, 0, "", 0));
     }
   }
   for (const std::string& name : scheme_parts::published_names()) names.push_back(name);
@@ -228,8 +275,9 @@ std::pair<std::string, const PresetInfo*> named(const Scheme& scheme) {
   for (const Family& family : families()) {
     const int bits = scheme.key.bits;
     if (bits < family.bits_min || bits > family.bits_max || (scheme.sparse > 0 && !family.sparse)) continue;
-    if (!(family.make(bits, scheme.sparse, scheme.sink) == scheme)) continue;
-    const std::string name = family_name(family, bits, scheme.sparse, scheme.sink);
+    const std::optional<std::string> words = fitted_words(family.make(bits, scheme.sparse, scheme.sink), scheme);
+    if (!words || (!words->empty() && !family.fitted)) continue;
+    const std::string name = family_name(family, bits, scheme.sparse, *words, scheme.sink);
     // A fraction that no percentage gives exactly has no preset's name.
     if (scheme.sparse == 0 || name.find('%') != std::string::npos) return {name, &family.info};
   }

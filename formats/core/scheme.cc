@@ -20,11 +20,14 @@ constexpr std::array<Word<CodebookScope>, 2> kScopes = {
 constexpr std::array<Word<FitWeight>, 3> kWeights = {
     {{"none", FitWeight::none}, {"f", FitWeight::f}, {"fs2", FitWeight::fs2}}};
 constexpr std::array<Word<bool>, 2> kInOut = {{{"in", true}, {"out", false}}};
+constexpr std::array<Word<bool>, 2> kCaps = {{{"token", true}, {"none", false}}};
+constexpr std::array<Word<bool>, 2> kOnOff = {{{"on", true}, {"off", false}}};
 
 const std::vector<std::string>& keys() {
   static const std::vector<std::string> all = [] {
-    std::vector<std::string> names = {"k",        "v",      "sparse",           "sink",        "residual",
-                                      "codebook", "weight", "first-thresholds", "first-kmeans"};
+    std::vector<std::string> names = {"k",        "v",      "sparse",           "sink",         "residual",
+                                      "codebook", "weight", "first-thresholds", "first-kmeans", "cap",
+                                      "qnorm"};
     for (const std::string& key : dimension_keys()) names.push_back(key);
     return names;
   }();
@@ -51,6 +54,10 @@ void set_key(Scheme& scheme, std::string_view key, std::string_view value, std::
     scheme.first_in_thresholds = value_of(kInOut, key, value, text);
   } else if (key == "first-kmeans") {
     scheme.first_in_kmeans = value_of(kInOut, key, value, text);
+  } else if (key == "cap") {
+    scheme.capped = value_of(kCaps, key, value, text);
+  } else if (key == "qnorm") {
+    scheme.qnorm = value_of(kOnOff, key, value, text);
   } else {
     throw refuse(text, fmt::format("unknown key '{}'", key), fmt::format("one of {}", fmt::join(keys(), ", ")),
                  meant(key, keys()));
@@ -164,15 +171,17 @@ std::string to_string(const Scheme& scheme) {
       tensor_text(scheme.key, true), tensor_text(scheme.value, false), scheme_parts::sparse_text(scheme.sparse),
       scheme.sink, scheme.residual, word_of(kScopes, scheme.codebook), word_of(kWeights, scheme.weight),
       word_of(kInOut, scheme.first_in_thresholds), word_of(kInOut, scheme.first_in_kmeans));
-  return text + dimension_texts(scheme.key, "k") + dimension_texts(scheme.value, "v");
+  const std::string extended = fmt::format("{}{}", scheme.capped ? ",cap=token" : "", scheme.qnorm ? ",qnorm=on" : "");
+  return text + extended + dimension_texts(scheme.key, "k") + dimension_texts(scheme.value, "v");
 }
 
 std::string scheme_json(const Scheme& scheme) {
   return fmt::format(
-      R"({{"k":{},"v":{},"sparse":{},"sink":{},"residual":{},"codebook":"{}","weight":"{}","first-thresholds":"{}","first-kmeans":"{}"}})",
+      R"({{"k":{},"v":{},"sparse":{},"sink":{},"residual":{},"codebook":"{}","weight":"{}","first-thresholds":"{}","first-kmeans":"{}"{}{}}})",
       tensor_json(scheme.key, true), tensor_json(scheme.value, false), scheme.sparse, scheme.sink, scheme.residual,
       word_of(kScopes, scheme.codebook), word_of(kWeights, scheme.weight), word_of(kInOut, scheme.first_in_thresholds),
-      word_of(kInOut, scheme.first_in_kmeans));
+      word_of(kInOut, scheme.first_in_kmeans), scheme.capped ? R"(,"cap":"token")" : "",
+      scheme.qnorm ? R"(,"qnorm":"on")" : "");
 }
 
 int64_t tail_unit(int64_t residual, int64_t block) {

@@ -92,8 +92,16 @@ struct Scheme {
   FitWeight weight = FitWeight::fs2;
   bool first_in_thresholds = false;  ///< first token of each sample counts in thresholds, scales and zero-points
   bool first_in_kmeans = false;      ///< … in the k-means
+  /// Keys: not all elements outside the thresholds are outliers, but outliers_per_tail() of each end of a token's
+  /// normalised row (KVQuant's --cap-outliers; ties by index).
+  bool capped = false;
+  /// Levels are decoded as level * norm_scale + norm_offset, which give the decoded inliers the mean and deviation of
+  /// the inliers (KVQuant's Q-Norm, METHODS.md 2.3). Grid::nuq alone.
+  bool qnorm = false;
   bool operator==(const Scheme&) const = default;
   bool is_full() const { return key.grid == Grid::full && value.grid == Grid::full; }
+  /// Has a part that came after the first release: readers of exports and kernels do not know it.
+  bool is_extended() const { return capped || qnorm; }
   /// Needs statistics of the model (a .kvcb); false for schemes that work on-line alone (int per token, fp).
   bool needs_calibration() const;
 };

@@ -142,6 +142,13 @@ void check(const Scheme& scheme, std::string_view text) {
     throw refuse(text, "one of k and v is calibrated and the other is in groups, rotated or normalised",
                  "both of one kind", "an artifact describes static scales, codebooks and plain token scales");
   }
+  if (scheme.capped && (scheme.sparse <= 0 || key.axis != Axis::channel)) {
+    throw refuse(text, "cap=token without outliers of static channels", "sparse=1% and k=…@prerope/channel",
+                 "outliers of tokens' own ranges have a fixed number anyway");
+  }
+  if (scheme.qnorm && (key.grid != Grid::nuq || value.grid != Grid::nuq)) {
+    throw refuse(text, "qnorm=on with levels that are not fitted", "k=nuq…,v=nuq…");
+  }
   if (scheme.sparse > 0 && !(key.is_plain() && value.is_plain())) {
     throw refuse(text, "outliers with groups, a rotation or a norm", "sparse=0%",
                  "outliers are kept beside plain channel and token scales");

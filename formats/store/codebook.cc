@@ -10,7 +10,8 @@
 namespace kvcc {
 namespace {
 
-constexpr const char* kWrittenVersion = "1.2";
+/// The least version that has what the file holds: 1.3 is of cap and qnorm.
+const char* written_version(const Scheme& scheme) { return scheme.is_extended() ? "1.3" : "1.2"; }
 
 void put_dataset(Tree& tree, const std::string& path, TreeValue value, const char* axes, const char* unit) {
   TreeObject& object = tree[path];
@@ -93,7 +94,8 @@ Tree tree_of(const Codebook& codebook) {
   auto& root = tree["/"].attributes;
   root["format"] = text_value("kvcc-codebook");
   // A rewritten file of a later minor version keeps its number with the additions it keeps.
-  root["format_version"] = text_value(codebook.extras.empty() ? kWrittenVersion : codebook.format_version);
+  root["format_version"] =
+      text_value(codebook.extras.empty() ? written_version(codebook.scheme) : codebook.format_version);
   root["scheme"] = text_value(to_string(codebook.scheme));
   root["scheme_json"] = text_value(scheme_json(codebook.scheme));
   put_model(tree, codebook.model);

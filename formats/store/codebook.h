@@ -69,6 +69,7 @@ struct TensorCodebooks {
   std::vector<uint8_t> bits;                            ///< [L, H]
   std::vector<float> scale, zero;                       ///< [L, H, D] static per-channel; empty when online (values)
   std::vector<float> threshold_lower, threshold_upper;  ///< [L, H, D]; empty without sparse part or when online
+  std::vector<float> norm_scale, norm_offset;           ///< [L, H] decoded level = fmaf(level, scale, offset); Q-Norm
   std::vector<float> outlier_fraction;                  ///< [L, H] measured on the calibration text
   TensorStats stats;
 };

@@ -37,6 +37,10 @@ class TensorCheck {
         "zero", tensor_.zero, [](float x) { return std::isfinite(x); }, "a finite value");
     check_each(
         "outlier_fraction", tensor_.outlier_fraction, [](float x) { return x >= 0 && x <= 1; }, "0 to 1");
+    check_each(
+        "norm_scale", tensor_.norm_scale, [](float x) { return std::isfinite(x) && x > 0; }, "a finite scale above 0");
+    check_each(
+        "norm_offset", tensor_.norm_offset, [](float x) { return std::isfinite(x); }, "a finite value");
     check_pairs("threshold_lower", tensor_.threshold_lower, "threshold_upper", tensor_.threshold_upper);
     check_pairs("stats/min", tensor_.stats.min, "stats/max", tensor_.stats.max);
     for (const CodebookField& field : tensor_fields()) {

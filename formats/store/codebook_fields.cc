@@ -25,16 +25,19 @@ CodebookField number(const char* path, const char* axes, const char* unit, std::
 }  // namespace
 
 const char* need_name(Need need) {
-  constexpr const char* kNames[] = {"always", "channel", "outliers", "optional"};
+  constexpr const char* kNames[] = {"always", "channel", "outliers", "qnorm", "optional"};
   return kNames[static_cast<size_t>(need)];
 }
 
 std::span<const CodebookField> tensor_fields() {
   constexpr const char* kHead = "layer,head";
   constexpr const char* kChannel = "layer,head,channel";
-  static const std::array<CodebookField, 27> all = {{
+  static const std::array<CodebookField, 29> all = {{
       {"bits", Element::u8, kHead, "bit", Need::always, "1.0", nullptr, &T::bits, nullptr, nullptr},
       floats("codebook", "layer,head,code", "normalised", Need::always, &T::codebook),
+      {"norm_scale", Element::f32, kHead, "1", Need::qnorm, "1.3", &T::norm_scale, nullptr, nullptr, nullptr},
+      {"norm_offset", Element::f32, kHead, "normalised", Need::qnorm, "1.3", &T::norm_offset, nullptr, nullptr,
+       nullptr},
       floats("outlier_fraction", kHead, "1", Need::always, &T::outlier_fraction),
       floats("scale", kChannel, "element", Need::channel, &T::scale),
       floats("zero", kChannel, "element", Need::channel, &T::zero),

@@ -15,6 +15,7 @@ enum class Need : uint8_t {
   always,    ///< in every file
   channel,   ///< when the tensor is scaled per channel, and only then
   outliers,  ///< when the tensor is scaled per channel and has a sparse part, and only then
+  qnorm,     ///< when the scheme has Q-Norm, and only then
   optional,
 };
 const char* need_name(Need need);

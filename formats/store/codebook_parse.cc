@@ -257,7 +257,8 @@ class Parser {
                              : axes.ends_with("bin")   ? bin
                                                        : head;
       const bool required = field.need == Need::always || (field.need == Need::channel && offline) ||
-                            (field.need == Need::outliers && offline && out_.codebook.scheme.sparse > 0);
+                            (field.need == Need::outliers && offline && out_.codebook.scheme.sparse > 0) ||
+                            (field.need == Need::qnorm && out_.codebook.scheme.qnorm);
       const std::string where = path + "/" + field.path;
       if (!required && field.need != Need::optional && tree_.contains(where)) {
         problem(where, "present though the scheme has no use for it");

@@ -54,8 +54,9 @@ class Reader {
       throw fields_.wrong("scheme_json", "not what the scheme says", scheme_json(out_.scheme));
     }
     if (out_.scheme.is_full()) throw unsupported(out_.name, "scheme fp", "quantised keys and values");
-    if (!out_.scheme.key.is_plain() || !out_.scheme.value.is_plain()) {
-      throw unsupported(out_.name, "scheme " + short_name(out_.scheme), "scales per channel or token");
+    if (!out_.scheme.key.is_plain() || !out_.scheme.value.is_plain() || out_.scheme.is_extended()) {
+      throw unsupported(out_.name, "scheme " + short_name(out_.scheme),
+                        "scales per channel or token, without cap or qnorm");
     }
     if (out_.scheme.sink > kMostExact || out_.scheme.residual > kMostExact) {
       throw unsupported(

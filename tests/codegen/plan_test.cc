@@ -219,6 +219,8 @@ TEST(Plan, FullPrecisionTensorsAreSkippedByName) {
 }
 
 TEST(Plan, RefusalsNameWhatIsMissing) {
+  EXPECT_THAT(refusal(made::kernel_artifact("kvcc-nuq3-1%-cap-qnorm-sink1", 2, 2, 3, 64, 64), ErrorKind::usage),
+              HasSubstr("without cap and qnorm"));
   Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
   artifact.scheme = parse_scheme("fp");
   EXPECT_THAT(refusal(artifact, ErrorKind::usage), HasSubstr("scheme fp leaves keys and values at full precision"));

@@ -41,7 +41,8 @@ def test_simulated_reference_and_packed_values_are_the_same_bits(tmp_path):
     np.save(tmp_path / "calibration.npy", np.load(data_path("smollm2/calibration_ids.npy"))[:1, :TOKENS])
     kvcc("collect", model_path(), "-o", tmp_path / "a.acts", "--ids", tmp_path / "calibration.npy",
          "--samples", 1, "--seqlen", TOKENS)
-    fitted = ("kvcc-nuq3-1%-sink1", "kvquant-nuq2-5%-sink1", "kvquant-nuq4", "int3-channel-prerope", "nf3-channel-prerope-1%")
+    fitted = ("kvcc-nuq3-1%-sink1", "kvcc-nuq3-1%-layer", "kvquant-nuq2-5%-sink1", "kvquant-nuq4-fs2", "kvquant-nuq3-1%-head",
+              "kvquant-nuq2-1%-cap-qnorm-sink1", "int3-channel-prerope", "nf3-channel-prerope-1%")
     arguments = ["fit", tmp_path / "a.acts", "-o", tmp_path / "s"]
     for scheme in fitted:
         arguments += ["--scheme", scheme]

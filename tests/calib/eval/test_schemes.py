@@ -3,6 +3,7 @@ import json
 import math
 import subprocess
 
+import h5py
 import numpy as np
 import pytest
 
@@ -93,3 +94,103 @@ def test_every_kind_runs_and_more_bits_are_better(tiny):
         assert rows[many]["kl"] < rows[few]["kl"], (few, many)
         assert rows[many]["effective_bits"] > rows[few]["effective_bits"]
     assert not any(row["needs_calibration"] for row in rows.values())
+
+
+@pytest.fixture(scope="module")
+def fitted(tiny):
+    """Artifacts of KVQuant's variants: codebook by layer or head, weight F or F s^2, capped outliers, Q-Norm."""
+    folder, _, _ = tiny
+    random_ids(folder / "calibration.npy", 4, 128)
+    schemes = [f"kvquant-nuq2-5%{options}-sink1" for options in ("", "-fs2", "-head", "-fs2-head", "-cap", "-qnorm",
+                                                                 "-cap-qnorm-fs2-head")]
+    subprocess.run([PROGRAMS / "kvcc-collect", folder / "model", "-o", folder / "t.acts", "--ids", folder / "calibration.npy",
+                    "--samples", "4", "--seqlen", "128"], check=True, capture_output=True)
+    arguments = [PROGRAMS / "kvcc-fit", folder / "t.acts", "-o", folder / "t"]
+    for scheme in schemes:
+        arguments += ["--scheme", scheme]
+    subprocess.run(arguments, check=True, capture_output=True)
+    return {scheme: folder / f"t.{scheme}.kvcb" for scheme in schemes}
+
+
+def read(path):
+    with h5py.File(path) as file:
+        return ({kind: {name: item[()] for name, item in file[kind].items() if isinstance(item, h5py.Dataset)}
+                 for kind in ("key", "value")}, file.attrs["format_version"])
+
+
+def exact_decode(levels, decoded, y, scale, zero):
+    boundaries = (np.float32(0.5) * (levels[:-1] + levels[1:])).astype(np.float32)
+    return oracle.decode(decoded[np.searchsorted(boundaries, y, side="left")], scale, zero)
+
+
+def simulate_artifact(model, ids, parts, capped):
+    """KVQuant's quantiser with the numbers of an artifact; the first token exact."""
+    tail = oracle.tail_of(0.05, 64)
+
+    def quantise(layer, kind, x):
+        part = {name: value[layer] for name, value in parts[kind].items()}
+        heads, tokens = x.shape[1], x.shape[0]
+        levels = part["codebook"][:, :4]
+        scale, offset = part.get("norm_scale", np.ones(heads, np.float32)), part.get("norm_offset", np.zeros(heads, np.float32))
+        decoded = (levels.astype(np.float64) * scale[:, None] + offset[:, None]).astype(np.float32)
+        out = np.empty_like(x)
+        if kind == "key":
+            y = (x - part["zero"]) / part["scale"]
+            for h in range(heads):
+                out[:, h] = exact_decode(levels[h], decoded[h], y[:, h], part["scale"][h], part["zero"][h])
+            if capped:
+                order = np.argsort(y.reshape(tokens, -1), axis=1, kind="stable")
+                exact = np.zeros((tokens, y[0].size), bool)
+                np.put_along_axis(exact, np.concatenate([order[:, :tail], order[:, -tail:]], 1), True, 1)
+                exact = exact.reshape(x.shape)
+            else:
+                exact = (x < part["threshold_lower"]) | (x > part["threshold_upper"])
+            out = np.where(exact, oracle.half(x), out)
+        else:
+            for t, row in enumerate(x.reshape(tokens, -1)):
+                order = np.argsort(row, kind="stable")
+                outliers, inliers = np.concatenate([order[:tail], order[-tail:]]), row[order[tail:-tail]]
+                half_width, zero = oracle.half(np.float32([0.5 * (inliers.max() - inliers.min()), 0.5 * (inliers.max() + inliers.min())]))
+                y = ((row - zero) / half_width).reshape(heads, -1)
+                done = np.stack([exact_decode(levels[h], decoded[h], y[h], half_width, zero) for h in range(heads)]).ravel()
+                done[outliers] = oracle.half(row[outliers])
+                out[t] = done.reshape(heads, -1)
+        out[0] = oracle.half(x[0])
+        return out
+
+    return oracle.simulate(model, ids, before=quantise)
+
+
+def test_kvquants_variants(tiny, fitted):
+    folder, model, windows = tiny
+    arguments = [PROGRAMS / "kvcc-eval", folder / "model", "--ids", folder / "windows.npy", "--seqlen", str(WINDOW), "--json"]
+    for path in fitted.values():
+        arguments += ["--codebook", path]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = {row["scheme"]: row for row in json.loads(done.stdout)["results"][1:]}
+    assert set(rows) == set(fitted)
+    for scheme, path in fitted.items():
+        parts, version = read(path)
+        assert (version if isinstance(version, str) else version.decode()) == ("1.3" if "cap" in scheme or "qnorm" in scheme else "1.2")
+        assert ("norm_scale" in parts["key"]) == ("qnorm" in scheme)
+        shared = all((parts["key"]["codebook"][:, h] == parts["key"]["codebook"][:, 0]).all() for h in range(2))
+        assert shared == ("head" not in scheme)
+        expected = []
+        for ids in windows:
+            full = oracle.simulate(model, ids)
+            expected.append(oracle.compare(full, simulate_artifact(model, ids, parts, "cap" in scheme), ids))
+        nll, kl, _ = (np.mean(x) for x in zip(*expected))
+        assert rows[scheme]["nll"] == pytest.approx(nll, rel=2e-4), scheme
+        assert rows[scheme]["kl"] == pytest.approx(kl, rel=2e-2), scheme
+    assert len({row["nll"] for row in rows.values()}) == len(rows), "each is a scheme of its own"
+
+
+def test_exports_that_do_not_know_them_are_refused(fitted, tmp_path):
+    for scheme, path in fitted.items():
+        extended = "cap" in scheme or "qnorm" in scheme
+        for kind in ("safetensors", "json"):
+            done = subprocess.run([PROGRAMS / "kvcc-export", path, "--to", kind, "-o", tmp_path / "out"], capture_output=True, text=True)
+            refused = extended and kind == "safetensors"
+            assert done.returncode == (2 if refused else 0), done.stderr
+            assert not refused or "without cap and qnorm" in done.stderr

@@ -205,6 +205,56 @@ TEST(Fit, SamplesOfOneTokenAreRefusedWhenTheFirstIsLeftOut) {
   EXPECT_EQ(message_of(layer, in), "no error");
 }
 
+TEST(Fit, QNormGivesDecodedInliersTheirMoments) {  // METHODS.md 2.3
+  const MadeLayer layer = made_layer(4, 300);
+  for (const char* text : {"kvquant-nuq2-1%-qnorm", "kvquant-nuq2-1%-qnorm-head-fs2-sink1"}) {
+    const Scheme scheme = parse_scheme(text);
+    Scheme without = scheme;
+    without.qnorm = false;
+    for (const bool key : {true, false}) {
+      const TensorFit fit = fit_one(layer, scheme, key), plain = fit_one(layer, without, key);
+      EXPECT_EQ(fit.table.levels, plain.table.levels) << "codes are the same";
+      EXPECT_TRUE(plain.norm_scale.empty());
+      ASSERT_EQ(fit.norm_scale.size(), 2u);
+      EXPECT_EQ(fit.norm_scale[0] == fit.norm_scale[1], scheme.codebook == CodebookScope::layer);
+      // The keys' inliers and what they decode to, written down again.
+      if (!key) continue;
+      for (int part = 0; part < (scheme.codebook == CodebookScope::layer ? 1 : 2); ++part) {
+        double count = 0, sum[2] = {}, squares[2] = {};
+        for (int64_t row = 0; row < layer.samples * layer.seqlen; ++row) {
+          if (!scheme.first_in_kmeans && row % layer.seqlen == 0) continue;
+          for (int i = 0; i < 12; ++i) {
+            if (scheme.codebook == CodebookScope::head && i / 6 != part) continue;
+            const float x = layer.key[row * 12 + i];
+            if (x < fit.threshold_lower[i] || x > fit.threshold_upper[i]) continue;
+            const float y = normalise(x, fit.scale[i], fit.zero[i]);
+            const float* levels = fit.table.head(i / 6);
+            const double q = levels[nearest_level(levels, 4, y)] * fit.norm_scale[i / 6] + fit.norm_offset[i / 6];
+            count += 1;
+            sum[0] += y, squares[0] += static_cast<double>(y) * y;
+            sum[1] += q, squares[1] += q * q;
+          }
+        }
+        EXPECT_NEAR(sum[1] / count, sum[0] / count, 1e-5);
+        const auto variance = [&](int i) { return squares[i] / count - sum[i] / count * sum[i] / count; };
+        EXPECT_NEAR(variance(1), variance(0), 1e-5);
+        EXPECT_NE(fit.norm_scale[part], 1);
+      }
+    }
+  }
+}
+
+TEST(Fit, CappedKeysKeepAFixedNumberOfOutliers) {
+  const MadeLayer layer = made_layer(3, 100);
+  const Scheme scheme = parse_scheme("kvquant-nuq3-20%-cap-sink1"), plain = parse_scheme("kvquant-nuq3-20%-sink1");
+  const TensorFit fit = fit_one(layer, scheme, true), free = fit_one(layer, plain, true);
+  EXPECT_EQ(fit.table.levels, free.table.levels);
+  EXPECT_EQ(fit.threshold_upper, free.threshold_upper);
+  const double kept = 2.0 * outliers_per_tail(0.2, 12) / 12;
+  EXPECT_NEAR((fit.outlier_fraction[0] + fit.outlier_fraction[1]) / 2.0, kept, 1e-6);
+  EXPECT_NE(fit.sqnr_db, free.sqnr_db);
+}
+
 TEST(Fit, F40LargeOffsetsCostNothing) {
   const MadeLayer layer = made_layer(4, 200);
   MadeLayer moved = layer;

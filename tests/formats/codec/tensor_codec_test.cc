@@ -1,6 +1,8 @@
 // The interface of codecs: packing, the window of exact tokens, errors.
 #include "formats/codec/tensor_codec.h"
 
+#include <algorithm>
+
 #include "formats/core/error.h"
 #include "tests/formats/codec/chain.h"
 
@@ -45,6 +47,52 @@ TEST(TensorCodec, QuantisersOfArtifactsAreCodecs) {
   }
   round_to_record(x, expected, "half");
   EXPECT_TRUE(same_bits(expect_chain(*make_half_codec(2, 5), x), expected));
+}
+
+TEST(TensorCodec, CappedOutliersAreAFixedNumberOfEachEnd) {
+  ChannelQuantiser q = channels(true);
+  q.tail = 2;
+  const std::vector<float> x = made_rows(50, 2, 5, 9);
+  const auto codec = make_codec(q);
+  const std::vector<float> decoded = expect_chain(*codec, x);
+  std::vector<float> out(x.size());
+  EXPECT_EQ(codec->round_trip(x, out, 2, "key"), 50 * 4);
+  for (int t = 0; t < 50; ++t) {
+    // Exact: the two least and greatest of (x - zero) / scale, whatever the thresholds say.
+    std::vector<std::pair<float, int>> order;
+    for (int i = 0; i < 10; ++i) order.push_back({(x[t * 10 + i] - q.zero[i]) / q.scale[i], i});
+    std::sort(order.begin(), order.end());
+    for (const int place : {0, 1, 8, 9}) {
+      const int i = t * 10 + order[place].second;
+      EXPECT_EQ(decoded[i], round_to_half(x[i]));
+    }
+    for (int place = 2; place < 8; ++place) {
+      const int i = order[place].second;
+      EXPECT_LE(std::fabs(decoded[t * 10 + i] - q.zero[i]), q.scale[i]) << "within the grid";
+    }
+  }
+}
+
+TEST(TensorCodec, QNormMovesWhatCodesDecodeTo) {
+  TokenQuantiser q{2, 5, mixed_table(), 1}, normed = q;
+  const std::vector<float> scale = {1.25f, 0.5f}, offset = {0.125f, -0.25f};
+  apply_qnorm(normed.table, scale, offset);
+  const std::vector<float> x = made_rows(20, 2, 5, 10);
+  CodedTokens plain, moved;
+  make_codec(q)->encode(x, plain, "value");
+  make_codec(normed)->encode(x, moved, "value");
+  for (size_t p = 0; p < plain.size(); ++p) EXPECT_EQ(plain[p].values, moved[p].values) << plain[p].name;
+  const std::vector<float> decoded = expect_chain(*make_codec(normed), x);
+  for (int t = 0; t < 20; ++t) {
+    for (int i = 0; i < 10; ++i) {
+      const uint16_t* columns = moved[4].values.data() + 2 * t;
+      if (columns[0] == i || columns[1] == i) continue;
+      const int h = i / 5;
+      const float level = fused_multiply_add(q.table.head(h)[moved[h].values[t * 5 + i % 5]], scale[h], offset[h]);
+      EXPECT_EQ(decoded[t * 10 + i],
+                decode_element(level, half_to_float(moved[2].values[t]), half_to_float(moved[3].values[t])));
+    }
+  }
 }
 
 TEST(TensorCodec, PackedBitsAreLowFirstAndPartsStartAtBytes) {

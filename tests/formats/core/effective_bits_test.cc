@@ -80,6 +80,15 @@ TEST(EffectiveBits, UnequalWidthsAndHeadDims) {
   EXPECT_EQ(nominal_bits(scheme), 2.5);
 }
 
+TEST(EffectiveBits, CappedKeysNeedNoRowPointer) {
+  // One outlier of each end for keys and for values, 32 bits each, of 384 elements.
+  EXPECT_NEAR(effective_bits(parse_scheme("kvquant-nuq3-1%-cap"), kSmolLm2).sparse, 2 * 2 * 32 / 384.0, kTight);
+  // Q-Norm: a scale and an offset a head and tensor.
+  EXPECT_EQ(effective_bits(parse_scheme("kvquant-nuq2-qnorm"), kSmolLm2).constant_bytes -
+                effective_bits(parse_scheme("kvquant-nuq2"), kSmolLm2).constant_bytes,
+            30 * 2 * 3 * 2 * 4);
+}
+
 TEST(EffectiveBits, RefusesNonsense) {
   EXPECT_THROW(effective_bits(parse_scheme("int4"), CacheShape{}), Error);
   EXPECT_THROW(effective_bits(parse_scheme("int4"), kSmolLm2, {.context = 0}), Error);

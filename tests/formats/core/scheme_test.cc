@@ -88,6 +88,8 @@ rc::Gen<Scheme> any_scheme() {
     scheme.weight = *rc::gen::element(FitWeight::none, FitWeight::f, FitWeight::fs2);
     scheme.first_in_thresholds = *rc::gen::arbitrary<bool>();
     scheme.first_in_kmeans = *rc::gen::arbitrary<bool>();
+    scheme.capped = channel && scheme.sparse > 0 && *rc::gen::arbitrary<bool>();
+    scheme.qnorm = scheme.key.grid == Grid::nuq && scheme.value.grid == Grid::nuq && *rc::gen::arbitrary<bool>();
     return scheme;
   });
 }
@@ -106,8 +108,10 @@ TEST(Scheme, EveryPresetParsesAndKeepsItsName) {
   for (const PresetInfo& preset : presets()) {
     EXPECT_EQ(short_name(parse_scheme(preset.example)), preset.example) << preset.pattern;
   }
-  for (const char* name : {"int2", "int8-sink4", "nf3", "kvcc-nuq5", "kvcc-nuq2-0.5%-sink4", "kvquant-nuq2",
-                           "kvquant-nuq3-1%", "int4-channel-prerope-1%-sink1", "nf2-channel-prerope"}) {
+  for (const char* name :
+       {"int2", "int8-sink4", "nf3", "kvcc-nuq5", "kvcc-nuq2-0.5%-sink4", "kvquant-nuq2", "kvquant-nuq3-1%",
+        "kvquant-nuq3-5%-sink1", "kvquant-nuq2-1%-cap-qnorm-sink1", "kvquant-nuq2-qnorm-fs2-head",
+        "kvcc-nuq3-1%-cap-f-layer-sink5", "int4-channel-prerope-1%-sink1", "nf2-channel-prerope"}) {
     EXPECT_EQ(short_name(parse_scheme(name)), name);
   }
 }
@@ -133,6 +137,19 @@ TEST(Scheme, PresetsMeanWhatTheDesignSays) {
   EXPECT_TRUE(parse_scheme("int4-channel-prerope").needs_calibration());
   EXPECT_EQ(parse_scheme("k=nuq3@prerope/channel,v=nuq3@token,sparse=1%,sink=1,codebook=head"),
             parse_scheme("kvcc-nuq3-1%-sink1"));
+}
+
+TEST(Scheme, KvQuantsVariantsAreItsPresetsOptions) {
+  const Scheme plain = parse_scheme("kvquant-nuq2-1%-sink1"),
+               all = parse_scheme("kvquant-nuq2-1%-cap-qnorm-fs2-head-sink1");
+  EXPECT_FALSE(plain.capped || plain.qnorm || plain.is_extended());
+  EXPECT_TRUE(all.capped && all.qnorm && all.is_extended());
+  EXPECT_EQ(all.weight, FitWeight::fs2);
+  EXPECT_EQ(all.codebook, CodebookScope::head);
+  EXPECT_TRUE(all.first_in_thresholds) << "still the release's";
+  EXPECT_EQ(to_string(all).substr(to_string(all).find("first-kmeans")), "first-kmeans=out,cap=token,qnorm=on");
+  EXPECT_EQ(nlohmann::json::parse(scheme_json(all)).at("qnorm"), "on");
+  EXPECT_FALSE(nlohmann::json::parse(scheme_json(plain)).contains("cap")) << "older artifacts stay as they are";
 }
 
 TEST(Scheme, JsonHoldsTheParts) {
@@ -166,52 +183,56 @@ TEST_P(RefusedScheme, NamesTheBadPart) {
 
 INSTANTIATE_TEST_SUITE_P(
     Catalogue, RefusedScheme,
-    ::testing::Values(Refused{"", "unknown preset"}, Refused{"kvvc-nuq3-1%-sink1", "did you mean 'kvcc-nuq3-1%-sink1'"},
-                      Refused{"kvcc-nuqq4", "did you mean 'kvcc-nuq4'"}, Refused{"inf4", "did you mean 'int4'"},
-                      Refused{"int0", "0 bits"}, Refused{"int9", "9 bits"}, Refused{"kvcc-nuq6", "6 bits"},
-                      Refused{"kvquant-nuq5", "5 bits"}, Refused{"nf5", "5 bits"}, Refused{"int4-1%", "no sparse part"},
-                      Refused{"kvcc-nuq4-50%", "below 50%"}, Refused{"kvcc-nuq4--1%", "unknown part"},
-                      Refused{"kvcc-nuq4-sink", "sink is ''"}, Refused{"kvcc-nuq4-sink1-sink2", "given twice"},
-                      Refused{"kvcc-nuq4-1%-2%", "given twice"}, Refused{"kvcc-nuq4-sunk1", "unknown part 'sunk1'"},
-                      Refused{"sinq-4", "not in this release"}, Refused{"kivi-3", "did you mean 'kivi-"},
-                      Refused{"kivi", "did you mean 'kivi-"}, Refused{"kvarn-2-rmz", "unknown part 'rmz'"},
-                      Refused{"kvarn-2-g64-g32", "g is given twice"}, Refused{"kvarn-2-rms-rms", "rms is given twice"},
-                      Refused{"turboquant-3-g64", "unknown part 'g64'"}, Refused{"kitty-1%", "unknown part '1%'"},
-                      Refused{"kvarn-2-g0", "is '0'"}, Refused{"kvarn-2-it99", "is '99'"},
-                      Refused{"atom-4-gx", "unknown part 'gx'"}, Refused{"turboqant-3", "did you mean 'turboquant-3'"},
-                      Refused{"k=nuq3@prerope/channel", "'v' is missing"}, Refused{"v=nuq3@token", "'k' is missing"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,k=nuq3@prerope/channel", "'k' is given twice"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,sink=1,sink=1", "'sink' is given twice"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,", "'' is not KEY=VALUE"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,snik=1", "did you mean 'sink'"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,sink=-1", "sink is '-1'"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,sink=1.5", "sink is '1.5'"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,residual=x", "residual is 'x'"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=60%", "below 50%"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=-1%", "below 50%"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=nan%", "sparse is 'nan%'"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=1", "write 1% for a percentage"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,codebook=heads", "did you mean 'head'"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,weight=fs", "one of none, f, fs2"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@token,first-kmeans=yes", "one of in, out"},
-                      Refused{"k=nuq0@prerope/channel,v=nuq3@token", "1 to 8 bits"},
-                      Refused{"k=nuq9@prerope/channel,v=nuq3@token", "1 to 8 bits"},
-                      Refused{"k=nuq@prerope/channel,v=nuq3@token", "the width of k is ''"},
-                      Refused{"k=nuq3x@prerope/channel,v=nuq3@token", "the width of k is '3x'"},
-                      Refused{"k=ints3@prerope/channel,v=nuq3@token", "did you mean 'int'"},
-                      Refused{"k=nuq3@channel,v=nuq3@token", "names no site"},
-                      Refused{"k=nuq3,v=nuq3@token", "has no '@'"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@prerope/token", "names a site"},
-                      Refused{"k=nuq3@prerop/channel,v=nuq3@token", "did you mean 'prerope'"},
-                      Refused{"k=nuq3@postrope/channel,v=nuq3@token", "keys per channel after RoPE"},
-                      Refused{"k=int4@postrope/channel,v=int4@token", "keys per channel after RoPE"},
-                      Refused{"k=nuq3@prerope/token,v=nuq3@token", "nuq keys per token"},
-                      Refused{"k=nuq3@prerope/channel,v=nuq3@channel", "values per channel"},
-                      Refused{"k=nf1@prerope/channel,v=nuq3@token", "nf with 1 bits"},
-                      Refused{"k=nuq3@prerope/channel,v=nf5@token", "nf with 5 bits"},
-                      Refused{"k=fp,v=nuq3@token", "one of k and v is fp"},
-                      Refused{"k=nuq3@prerope/channel,v=fp", "one of k and v"},
-                      Refused{"k=fp,v=fp,sink=1", "fp with outliers, sinks"}));
+    ::testing::Values(
+        Refused{"", "unknown preset"}, Refused{"kvvc-nuq3-1%-sink1", "did you mean 'kvcc-nuq3-1%-sink1'"},
+        Refused{"kvcc-nuqq4", "did you mean 'kvcc-nuq4'"}, Refused{"inf4", "did you mean 'int4'"},
+        Refused{"int0", "0 bits"}, Refused{"int9", "9 bits"}, Refused{"kvcc-nuq6", "6 bits"},
+        Refused{"kvquant-nuq5", "5 bits"}, Refused{"nf5", "5 bits"}, Refused{"int4-1%", "no sparse part"},
+        Refused{"kvcc-nuq4-50%", "below 50%"}, Refused{"kvcc-nuq4--1%", "unknown part"},
+        Refused{"kvcc-nuq4-sink", "sink is ''"}, Refused{"kvcc-nuq4-sink1-sink2", "given twice"},
+        Refused{"kvcc-nuq4-1%-2%", "given twice"}, Refused{"kvquant-nuq3-cap", "cap=token without outliers"},
+        Refused{"kvquant-nuq3-1%-cap-cap", "cap is given twice"},
+        Refused{"int4-channel-prerope-1%-cap", "unknown part 'cap'"},
+        Refused{"k=int3@prerope/channel,v=nuq3@token,qnorm=on", "qnorm=on with levels"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,qnorm=yes", "one of on, off"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,cap=layer", "one of token, none"},
+        Refused{"kvcc-nuq4-sunk1", "unknown part 'sunk1'"}, Refused{"sinq-4", "not in this release"},
+        Refused{"kivi-3", "did you mean 'kivi-"}, Refused{"kivi", "did you mean 'kivi-"},
+        Refused{"kvarn-2-rmz", "unknown part 'rmz'"}, Refused{"kvarn-2-g64-g32", "g is given twice"},
+        Refused{"kvarn-2-rms-rms", "rms is given twice"}, Refused{"turboquant-3-g64", "unknown part 'g64'"},
+        Refused{"kitty-1%", "unknown part '1%'"}, Refused{"kvarn-2-g0", "is '0'"}, Refused{"kvarn-2-it99", "is '99'"},
+        Refused{"atom-4-gx", "unknown part 'gx'"}, Refused{"turboqant-3", "did you mean 'turboquant-3'"},
+        Refused{"k=nuq3@prerope/channel", "'v' is missing"}, Refused{"v=nuq3@token", "'k' is missing"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,k=nuq3@prerope/channel", "'k' is given twice"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,sink=1,sink=1", "'sink' is given twice"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,", "'' is not KEY=VALUE"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,snik=1", "did you mean 'sink'"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,sink=-1", "sink is '-1'"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,sink=1.5", "sink is '1.5'"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,residual=x", "residual is 'x'"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=60%", "below 50%"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=-1%", "below 50%"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=nan%", "sparse is 'nan%'"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,sparse=1", "write 1% for a percentage"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,codebook=heads", "did you mean 'head'"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,weight=fs", "one of none, f, fs2"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@token,first-kmeans=yes", "one of in, out"},
+        Refused{"k=nuq0@prerope/channel,v=nuq3@token", "1 to 8 bits"},
+        Refused{"k=nuq9@prerope/channel,v=nuq3@token", "1 to 8 bits"},
+        Refused{"k=nuq@prerope/channel,v=nuq3@token", "the width of k is ''"},
+        Refused{"k=nuq3x@prerope/channel,v=nuq3@token", "the width of k is '3x'"},
+        Refused{"k=ints3@prerope/channel,v=nuq3@token", "did you mean 'int'"},
+        Refused{"k=nuq3@channel,v=nuq3@token", "names no site"}, Refused{"k=nuq3,v=nuq3@token", "has no '@'"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@prerope/token", "names a site"},
+        Refused{"k=nuq3@prerop/channel,v=nuq3@token", "did you mean 'prerope'"},
+        Refused{"k=nuq3@postrope/channel,v=nuq3@token", "keys per channel after RoPE"},
+        Refused{"k=int4@postrope/channel,v=int4@token", "keys per channel after RoPE"},
+        Refused{"k=nuq3@prerope/token,v=nuq3@token", "nuq keys per token"},
+        Refused{"k=nuq3@prerope/channel,v=nuq3@channel", "values per channel"},
+        Refused{"k=nf1@prerope/channel,v=nuq3@token", "nf with 1 bits"},
+        Refused{"k=nuq3@prerope/channel,v=nf5@token", "nf with 5 bits"},
+        Refused{"k=fp,v=nuq3@token", "one of k and v is fp"}, Refused{"k=nuq3@prerope/channel,v=fp", "one of k and v"},
+        Refused{"k=fp,v=fp,sink=1", "fp with outliers, sinks"}));
 
 #define KVCC_ONLINE "k=int2@postrope/channel:32,v=int2@token:32"
 INSTANTIATE_TEST_SUITE_P(

@@ -74,6 +74,19 @@ const std::vector<Broken>& catalogue() {
       {"SchemeJsonDiffers",
        [](Tree& t) { set_attribute(t, "/", "scheme_json", text_value("{}")); },
        {"/: scheme_json is {}", "as the scheme says"}},
+      {"QNormThatNoSchemeAsksFor",
+       [](Tree& t) {
+         t["/key/norm_scale"] = t["/key/outlier_fraction"];
+         set_attribute(t, "/key/norm_scale", "unit", text_value("1"));
+       },
+       {"/key/norm_scale: present though the scheme has no use for it"}},
+      {"QNormWithoutItsScales",
+       [](Tree& t) {
+         const Scheme scheme = parse_scheme("kvcc-nuq3-1%-qnorm-sink1");
+         set_attribute(t, "/", "scheme", text_value(to_string(scheme)));
+         set_attribute(t, "/", "scheme_json", text_value(scheme_json(scheme)));
+       },
+       {"/key/norm_scale: missing", "/value/norm_offset: missing"}},
       {"SchemeThatNoArtifactDescribes",
        [](Tree& t) { set_attribute(t, "/", "scheme", text_value("kivi-2")); },
        {"/: scheme is kivi-2", "without groups"}},

@@ -27,6 +27,8 @@ void expect_equal(const TensorCodebooks& a, const TensorCodebooks& b) {
   EXPECT_EQ(a.zero, b.zero);
   EXPECT_EQ(a.threshold_lower, b.threshold_lower);
   EXPECT_EQ(a.threshold_upper, b.threshold_upper);
+  EXPECT_EQ(a.norm_scale, b.norm_scale);
+  EXPECT_EQ(a.norm_offset, b.norm_offset);
   EXPECT_EQ(a.outlier_fraction, b.outlier_fraction);
   EXPECT_EQ(a.stats.min, b.stats.min);
   EXPECT_EQ(a.stats.max, b.stats.max);
@@ -59,7 +61,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
   written.provenance.samples_asked = 20;
   write_codebook(folder / "a.kvcb", written);
   const Codebook read = read_codebook(folder / "a.kvcb");
-  EXPECT_EQ(read.format_version, "1.2");
+  EXPECT_EQ(read.format_version, written.scheme.is_extended() ? "1.3" : "1.2");
   EXPECT_EQ(read.scheme, written.scheme);
   EXPECT_EQ(read.content_sha256, written.content_sha256);
   EXPECT_EQ(read.content_sha256.size(), 64u);
@@ -93,6 +95,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
 
 INSTANTIATE_TEST_SUITE_P(Schemes, RoundTrip,
                          ::testing::Values("kvcc-nuq3-1%-sink1", "kvcc-nuq4", "kvquant-nuq2-1%", "int4-channel-prerope",
+                                           "kvquant-nuq2-1%-cap-qnorm-sink1",
                                            "k=int4@postrope/token,v=nuq2@token,sparse=1%"));
 
 TEST(Codebook, F41EqualContentGivesEqualBytes) {

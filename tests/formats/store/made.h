@@ -126,6 +126,13 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
   out.key = tensor(layers, shape.kv_heads, shape.head_dim, out.scheme.key.bits, out.scheme.key.axis == Axis::channel,
                    sparse, 0.5f);
   out.value = tensor(layers, shape.kv_heads, shape.value_head_dim, out.scheme.value.bits, false, sparse, 0.75f);
+  if (out.scheme.qnorm) {
+    const auto heads = static_cast<size_t>(layers) * shape.kv_heads;
+    out.key.norm_scale = ramp(heads, 1.125f, 0.01f);
+    out.key.norm_offset = ramp(heads, -0.25f, 0.02f);
+    out.value.norm_scale = ramp(heads, 1.25f, 0.03f);
+    out.value.norm_offset = ramp(heads, -0.125f, 0.04f);
+  }
   return out;
 }
 

@@ -101,6 +101,7 @@ TEST_F(Changed, FieldsOfTheMetadata) {
   metadata("scheme", "k=nuq3", "scheme");
   metadata("scheme", "fp", "scheme");
   metadata("scheme", "kivi-2", "scheme");
+  metadata("scheme", "kvcc-nuq3-1%-qnorm-sink1", "scheme");
   metadata("scheme_json", "{}", "scheme_json");
   for (const char* name : {"layers", "kv_heads", "query_heads", "head_dim", "value_head_dim"}) {
     for (const char* value : {"0", "-1", "x", "", "99999999999", "3 ", "1.5"}) {
