@@ -485,15 +485,18 @@ def test_self_samples_follow_the_models_distribution(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_F17_what_fp16_cannot_hold_is_collected_in_full(tmp_path, dtype):
-    """A norm of which fp16 would make infinity, as Gemma's: keys beyond 65,504 are kept, and the fit names them."""
+    """A norm of which fp16 would make infinity, as Gemma's: keys beyond 65,504 are kept, and the fit names them. Queries are small:
+    with scores of 1e9 the gradients of PyTorch's own attention are NaN, and collect stops as it should."""
     model = tiny_llama(tmp_path / "model")
     with torch.no_grad():
         model.model.layers[1].input_layernorm.weight.fill_(2e5)
+        model.model.layers[1].self_attn.q_proj.weight.mul_(1e-12)
     model.to(dtype).save_pretrained(tmp_path / "model")
     ids = random_ids(tmp_path / "ids.npy", 2, 64)
     arguments = [tmp_path / "model", "--ids", tmp_path / "ids.npy", "--samples", 2, "--seqlen", 64]
     collect(*arguments, "-o", tmp_path / "a.acts")
-    assert_equals_autograd(model.float(), tmp_path / "a.acts", ids)
+    # Loaded anew: to(bfloat16) rounds the rotation's frequencies too, which no file holds.
+    assert_equals_autograd(type(model).from_pretrained(tmp_path / "model", dtype=torch.float32), tmp_path / "a.acts", ids)
     keys = collected(tmp_path / "a.acts", 0, 1)["key"]
     assert np.abs(keys).max() > 2 * 65504 and np.isfinite(keys).all()
     collect(*arguments, "-o", tmp_path / "b.acts", "--acts-dtype", "bf16")
@@ -501,7 +504,7 @@ def test_F17_what_fp16_cannot_hold_is_collected_in_full(tmp_path, dtype):
     np.testing.assert_allclose(stored, keys, rtol=2**-8)
     fit = subprocess.run([BUILD / "libexec/kvcc/kvcc-fit", tmp_path / "a.acts", "--scheme", "kvcc-nuq4-1%-sink1", "-o", tmp_path / "x.kvcb"],
                          capture_output=True, text=True)
-    assert fit.returncode == 3 and "layer 1 key, sample 0, token" in fit.stderr and "65504" in fit.stderr, fit.stderr
+    assert fit.returncode == 3 and re.search("layer 1 (key|value), sample 0, token", fit.stderr) and "65504" in fit.stderr, fit.stderr
     assert not (tmp_path / "x.kvcb").exists()
 
 
@@ -527,10 +530,11 @@ def test_F21_no_sample_enters_another(tiny):
             alone, among = collected(folder / "one.acts", 0, layer), collected(folder / "all.acts", sample, layer)
             for name in alone:
                 assert np.array_equal(alone[name], among[name]), (sample, layer, name)
-    # Rows of unequal lengths cannot be given: what is left over of a text is no sample.
+    # Rows of unequal lengths cannot be given, and of a text every sample is a whole window.
     np.save(folder / "flat.npy", ids.ravel()[:96 + 50])
     collect(path, "-o", folder / "flat.acts", "--ids", folder / "flat.npy", "--samples", 2, "--seqlen", 96)
-    assert json.loads((folder / "flat.acts/manifest.json").read_text())["settings"]["samples"] == 1
+    settings = json.loads((folder / "flat.acts/manifest.json").read_text())["settings"]
+    assert settings["seqlen"] == 96 and len(settings["offsets"]) == 2 and all(0 <= offset <= 50 for offset in settings["offsets"])
 
 
 def test_F53_json_alone_on_stdout(tiny):
