@@ -45,7 +45,7 @@ def test_help_lists_every_verb():
 def test_version():
     out, _ = kvcc("--version")
     assert re.match(r"kvcc \d+\.\d+\.\d+\n", out)
-    assert "codebook 1.2" in out and "kernels 1.2\n" in out and "libtorch: " in out and "nvcc: " in out
+    assert "codebook 1.3" in out and "kernels 1.2\n" in out and "libtorch: " in out and "nvcc: " in out
     document = kvcc_json("--version")
     assert (document["formats"]["codebook"], document["formats"]["kernels"]) == ("1.3", "1.2")
     assert {"libtorch", "nvcc"} <= set(document)
