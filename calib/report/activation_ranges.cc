@@ -28,25 +28,6 @@ struct LayerExtents {
   Extent key, rotated, value;
 };
 
-/// Turns a row of keys [heads, dim] that stands at `position` of its sample.
-void rotate(std::vector<float>& row, int heads, int dim, const RopeInfo& rope, const host::RopeTables& tables,
-            int64_t position) {
-  const int pairs = rope.rotary_dim / 2;
-  const bool interleaved = rope.kind == "interleaved";
-  const float* cosine = tables.cosine.data() + position * pairs;
-  const float* sine = tables.sine.data() + position * pairs;
-  for (int h = 0; h < heads; ++h) {
-    float* x = row.data() + static_cast<size_t>(h) * dim;
-    for (int i = 0; i < pairs; ++i) {
-      float& a = x[interleaved ? 2 * i : i];
-      float& b = x[interleaved ? 2 * i + 1 : i + pairs];
-      const float first = a, second = b;
-      a = first * cosine[i] - second * sine[i];
-      b = second * cosine[i] + first * sine[i];
-    }
-  }
-}
-
 host::RopeTables tables_of(const ActivationsSettings& settings) {
   const auto decoder = nlohmann::json::parse(settings.decoder_json, nullptr, false);
   host::RopeUse use;
@@ -78,6 +59,8 @@ void RangeReader::add_layer(const LayerData& data, int threads) {
   const auto keys = static_cast<size_t>(shape.kv_heads) * shape.head_dim;
   const auto values = static_cast<size_t>(shape.kv_heads) * shape.value_head_dim;
   const auto tokens = static_cast<size_t>(settings_.seqlen);
+  const RopeInfo& rope = settings_.model.rope;
+  const int pairs = rope.rotary_dim / 2;
   std::vector<LayerExtents> parts(data.key.size() / (keys * tokens));  // of each sample
   parallel_for(static_cast<int>(parts.size()), threads, [&](int sample) {
     LayerExtents& part = parts[static_cast<size_t>(sample)];
@@ -88,7 +71,8 @@ void RangeReader::add_layer(const LayerData& data, int threads) {
       part.value.add(data.value.data() + at * values, values);
       std::copy_n(data.key.begin() + static_cast<long>(at * keys), keys, row.begin());
       if (!out_.rotated_problem.empty()) continue;
-      rotate(row, shape.kv_heads, shape.head_dim, settings_.model.rope, tables_, static_cast<int64_t>(t));
+      host::rotate_row(row.data(), shape.kv_heads, shape.head_dim, pairs, rope.kind == "interleaved",
+                       tables_.cosine.data() + t * pairs, tables_.sine.data() + t * pairs);
       part.rotated.add(row.data(), keys);
     }
   });

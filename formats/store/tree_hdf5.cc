@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -13,6 +12,7 @@
 
 #include "formats/core/error.h"
 #include "formats/core/text.h"
+#include "formats/store/hdf5_checksum.h"
 #include "formats/store/hdf5_structure.h"
 #include "formats/store/tree.h"
 
@@ -169,30 +169,11 @@ void write_group(hid_t file, const std::string& path, const TreeObject& object) 
 }
 
 /// H5Fget_file_image clears the "open for writing" flag of the superblock but leaves the checksum that was made with
-/// it (HDF5 1.10.8). This is that checksum again: Bob Jenkins' lookup3 over the 44 bytes before it.
+/// it (HDF5 1.10.8). This is that checksum again, over the 44 bytes before it.
 void repair_superblock(std::string& image) {
   constexpr size_t kBytes = 44;
-  uint32_t word[kBytes / 4];
-  std::memcpy(word, image.data(), kBytes);
-  uint32_t a = 0xdeadbeef + kBytes, b = a, c = a;
-  for (int i = 0; i < 9; i += 3) {
-    a += word[i], b += word[i + 1], c += word[i + 2];
-    a -= c, a ^= std::rotl(c, 4), c += b;
-    b -= a, b ^= std::rotl(a, 6), a += c;
-    c -= b, c ^= std::rotl(b, 8), b += a;
-    a -= c, a ^= std::rotl(c, 16), c += b;
-    b -= a, b ^= std::rotl(a, 19), a += c;
-    c -= b, c ^= std::rotl(b, 4), b += a;
-  }
-  a += word[9], b += word[10];
-  c ^= b, c -= std::rotl(b, 14);
-  a ^= c, a -= std::rotl(c, 11);
-  b ^= a, b -= std::rotl(a, 25);
-  c ^= b, c -= std::rotl(b, 16);
-  a ^= c, a -= std::rotl(c, 4);
-  b ^= a, b -= std::rotl(a, 14);
-  c ^= b, c -= std::rotl(b, 24);
-  std::memcpy(image.data() + kBytes, &c, sizeof c);
+  const uint32_t sum = hdf5::lookup3(image.data(), kBytes);
+  std::memcpy(image.data() + kBytes, &sum, sizeof sum);
 }
 
 // ---- reading

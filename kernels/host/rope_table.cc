@@ -56,4 +56,16 @@ BlockRopeTables block_rope_tables(const RopeFrequencies& frequencies, int64_t po
   return tables;
 }
 
+void rotate_row(float* x, int heads, int dim, int pairs, bool interleaved, const float* cosine, const float* sine) {
+  for (int h = 0; h < heads; ++h, x += dim) {
+    for (int i = 0; i < pairs; ++i) {
+      float& a = x[interleaved ? 2 * i : i];
+      float& b = x[interleaved ? 2 * i + 1 : i + pairs];
+      const float first = a, second = b;
+      a = first * cosine[i] - second * sine[i];
+      b = second * cosine[i] + first * sine[i];
+    }
+  }
+}
+
 }  // namespace kvcc::host

@@ -19,6 +19,11 @@ struct RopeTables {
 /// the attention factor of scalings that have one.
 RopeTables rope_tables(std::span<const float> frequencies, int64_t positions, float multiplier = 1.0f);
 
+/// Turns a row x [heads, dim] in place, the pairs of each head by these cosines and sines, [pairs]. `interleaved`:
+/// pairs are neighbours (rope kind "interleaved"), else channels i and i + pairs. Channels from 2 pairs on stay as they
+/// are.
+void rotate_row(float* x, int heads, int dim, int pairs, bool interleaved, const float* cosine, const float* sine);
+
 /// Positions of the relative tables: a tile starts anywhere in a block of 64 and has 64 tokens.
 constexpr int64_t kRelativePositions = 2 * KVCC_ROPE_BLOCK;
 

@@ -63,7 +63,7 @@ void RuntimeSequence::rotate(float* query, int64_t first, int64_t count) const {
     throw Error(ErrorKind::usage, "positions", std::to_string(count) + " from " + std::to_string(first),
                 "positions from 0 to " + std::to_string(kMostTokens - 1));
   }
-  const int half = artifact_->rotary_dim / 2, dim = artifact_->shape.head_dim;
+  const int half = artifact_->rotary_dim / 2, dim = artifact_->shape.head_dim, heads = artifact_->shape.query_heads;
   const bool interleaved = artifact_->rope.kind == "interleaved";
   std::vector<float> cosine(half), sine(half);
   for (int64_t p = first; half > 0 && p < first + count; ++p) {
@@ -72,15 +72,8 @@ void RuntimeSequence::rotate(float* query, int64_t first, int64_t count) const {
       cosine[i] = static_cast<float>(std::cos(angle) * frequencies_.attention_factor);
       sine[i] = static_cast<float>(std::sin(angle) * frequencies_.attention_factor);
     }
-    for (int h = 0; h < artifact_->shape.query_heads; ++h, query += dim) {
-      for (int i = 0; i < half; ++i) {
-        float& a = query[interleaved ? 2 * i : i];
-        float& b = query[interleaved ? 2 * i + 1 : i + half];
-        const float x = a, y = b;
-        a = x * cosine[i] - y * sine[i];
-        b = y * cosine[i] + x * sine[i];
-      }
-    }
+    rotate_row(query, heads, dim, half, interleaved, cosine.data(), sine.data());
+    query += static_cast<int64_t>(heads) * dim;
   }
 }
 

@@ -58,6 +58,18 @@ def channel(x, levels, scale, zero, lower, upper):
     return out if lower is None else np.where((x < lower) | (x > upper), half(x), out)
 
 
+def hooked_log_probabilities(model, ids, handles, plain):
+    """[T, V] of one pass, after which the hooks are gone and transformers has its rotation `plain` back."""
+    from transformers.models.llama import modeling_llama
+    try:
+        with torch.no_grad():
+            return torch.log_softmax(model(torch.as_tensor(ids, dtype=torch.long)[None]).logits[0], -1).double().numpy()
+    finally:
+        modeling_llama.apply_rotary_pos_emb = plain
+        for handle in handles:
+            handle.remove()
+
+
 def simulate(model, ids, before=None, after=None):
     """Log-probabilities [T, vocab] with keys and values replaced. before(layer, "key" or "value", x [T, H, D]) is called
     before RoPE, after(layer, "key", x) after it; either may be None."""
@@ -92,13 +104,7 @@ def simulate(model, ids, before=None, after=None):
             handles.append(block.self_attn.v_proj.register_forward_hook(replace(l, "value")))
     if after:
         modeling_llama.apply_rotary_pos_emb = rotary
-    try:
-        with torch.no_grad():
-            return torch.log_softmax(model(torch.as_tensor(ids, dtype=torch.long)[None]).logits[0], -1).double().numpy()
-    finally:
-        modeling_llama.apply_rotary_pos_emb = plain
-        for handle in handles:
-            handle.remove()
+    return hooked_log_probabilities(model, ids, handles, plain)
 
 
 def compare(full, scheme, ids):

@@ -151,13 +151,7 @@ def simulate(model, ids, evicting):
         handles.append(layer.self_attn.o_proj.register_forward_pre_hook(
             lambda m, a, l=l: (torch.from_numpy(evicting(l, seen["q"], seen["k"], seen["v"]).astype(np.float32))[None],)))
     modeling_llama.apply_rotary_pos_emb = rotary
-    try:
-        with torch.no_grad():
-            return torch.log_softmax(model(torch.as_tensor(ids, dtype=torch.long)[None]).logits[0], -1).double().numpy()
-    finally:
-        modeling_llama.apply_rotary_pos_emb = plain
-        for handle in handles:
-            handle.remove()
+    return oracle.hooked_log_probabilities(model, ids, handles, plain)
 
 
 @pytest.mark.parametrize("evict, mode", (("h2o:20", "prefill-exact"), ("h2o:20", "pseudo-decode"), ("snapkv:34", "prefill-exact"),
