@@ -7,6 +7,7 @@
 
 #include "calib/cli/text_options.h"
 #include "calib/collect/collect.h"
+#include "calib/model/quantised_model.h"
 #include "calib/model/self_sample.h"
 #include "calib/text/corpus.h"
 #include "datasets/datasets.h"
@@ -23,7 +24,7 @@ namespace fs = std::filesystem;
 
 struct Options {
   std::string model, output, dataset, ids, bos = "auto", dtype = "f32", acts_dtype = "f32", recompute = "auto",
-                                           on_nonfinite = "stop", max_memory;
+                                           on_nonfinite = "stop", max_memory, weights;
   std::vector<std::string> text;
   int64_t samples = 16, seqlen = 2048, seed = 0;
   bool no_fisher = false, beyond_context = false;
@@ -33,6 +34,9 @@ void define(CLI::App& app, Options& o) {
   const auto among = [](std::vector<std::string> words) { return CLI::IsMember(std::move(words)).description(""); };
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
   app.add_option("-o,--output", o.output, "Folder of the activations, NAME.acts")->required();
+  app.add_option("--weights", o.weights,
+                 "Quantised weights W.kvcw (kvcc fit-weights) in place of the model's, so that a cache is fitted to "
+                 "them ('self' stays the model's own samples)");
   CLI::Option* dataset = app.add_option(
       "--dataset", o.dataset, "Text D[:split], or 'self' for samples of the model itself (default wikitext-2)");
   CLI::Option* text = app.add_option("--text", o.text, "Text files");
@@ -91,6 +95,7 @@ class Collection {
     }
     settings_.model = kvcc::model_info(files_);
     settings_.decoder_json = kvcc::decoder_json(files_.config);
+    if (!o_.weights.empty()) set_weights();
     settings_.samples = static_cast<int64_t>(samples_.ids.size());
     if (!samples_.ids.empty() && o_.samples > settings_.samples) settings_.samples_asked = o_.samples;
     settings_.seqlen = samples_.ids.empty() ? o_.seqlen : static_cast<int64_t>(samples_.ids[0].size());
@@ -111,6 +116,14 @@ class Collection {
   }
 
  private:
+  void set_weights() {
+    weights_ = kvcc::read_weights_for(o_.weights, files_, settings_.model);
+    options_.weights = &*weights_;
+    Json decoder = Json::parse(settings_.decoder_json);
+    decoder["quantised_weights"] = weights_->content_sha256;
+    settings_.decoder_json = decoder.dump();
+  }
+
   void read_text() {
     kvcc::CorpusRequest request;
     request.files = o_.text;
@@ -218,6 +231,7 @@ class Collection {
   const Options& o_;
   const kvcc::cli::Common& common_;
   kvcc::ModelFiles files_;
+  std::optional<kvcc::QuantisedWeights> weights_;
   kvcc::CollectOptions options_;
   kvcc::ActivationsSettings settings_;
   kvcc::Samples samples_;

@@ -17,6 +17,7 @@
 #include "calib/eval/geometry.h"
 #include "calib/eval/simulated_cache.h"
 #include "calib/model/memory.h"
+#include "calib/model/quantised_model.h"
 #include "calib/model/self_sample.h"
 #include "calib/report/html_report.h"
 #include "calib/text/corpus.h"
@@ -48,6 +49,7 @@ class Evaluation {
       kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     }
     set_options();
+    if (!o_.weights.empty()) set_weights();
     add_codebooks();
     add_schemes();
     if (!o_.tasks.tasks.empty()) return run_tasks();
@@ -65,7 +67,8 @@ class Evaluation {
     spdlog::info("{} windows of {} tokens from {}, {} schemes", text.windows.size(), text.windows[0].size(), text.name,
                  subjects_.size() + 1);
     const kvcc::EvalReport report = evaluate(text);
-    const kvcc::cli::EvalTable table{o_.model, model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0};
+    const kvcc::cli::EvalTable table{o_.model,  model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0,
+                                     o_.weights};
     const Json document = kvcc::cli::eval_json(table, text, report);
     if (!o_.html.empty()) {
       kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
@@ -119,6 +122,13 @@ class Evaluation {
     subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
   }
 
+  /// With full precision's cache first, so that what the weights alone do is seen.
+  void set_weights() {
+    weights_ = kvcc::read_weights_for(o_.weights, files_, model_);
+    options_.weights = &*weights_;
+    if (subjects_.empty()) subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
+  }
+
   int run_tasks() {
     kvcc::cli::TaskOptions options = o_.tasks;
     options.seed = static_cast<uint64_t>(o_.seed);
@@ -130,13 +140,16 @@ class Evaluation {
       }
       options.prompt_quantised = mode == "full";
     }
-    const kvcc::cli::TaskReport report = kvcc::cli::run_tasks(files_, model_, subjects_, options, common_);
+    const kvcc::cli::TaskReport report =
+        kvcc::cli::run_tasks(files_, model_, subjects_, options_.weights, options, common_);
     if (!common_.json) {
       std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
+      if (weights_) fmt::print("all but the first on the weights {}, {}\n", weights_->name(), o_.weights);
       return 0;
     }
     Json document{
         {"model", o_.model}, {"seed", o_.seed}, {"mode", options.prompt_quantised ? "full" : "prefill-exact"}};
+    if (weights_) document["weights"] = kvcc::cli::weights_json(*weights_, o_.weights);
     document["results"] = Json::array();
     for (size_t i = 0; i <= subjects_.size(); ++i) {
       Json row{{"scheme", i == 0 ? "fp" : subjects_[i - 1].name}};
@@ -226,6 +239,10 @@ class Evaluation {
       if (codebook.model.weights_sha256 != model_.weights_sha256) {
         spdlog::warn("{}: made from other weights ({}) of the same geometry as {}", path, codebook.model.name,
                      model_.name);
+      }
+      if (const std::string& of = codebook.provenance.quantised_weights;
+          !of.empty() && (!weights_ || of != weights_->content_sha256)) {
+        spdlog::warn("{}: fitted to quantised weights {} that it is not run on", path, of.substr(0, 12));
       }
       const kvcc::Scheme scheme = with_exact_tokens(codebook.scheme);
       std::string name = kvcc::short_name(codebook.scheme);
@@ -328,6 +345,7 @@ class Evaluation {
   const kvcc::cli::Common& common_;
   kvcc::ModelFiles files_;
   kvcc::ModelInfo model_;
+  std::optional<kvcc::QuantisedWeights> weights_;
   kvcc::EvalOptions options_;
   kvcc::EffectiveBitsQuery bits_;
   std::vector<kvcc::EvalSubject> subjects_;

@@ -6,6 +6,9 @@ void define_eval(CLI::App& app, EvalSettings& o) {
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
   app.add_option("--codebook", o.codebooks, "Artifact F.kvcb, may be repeated");
   app.add_option("--scheme", o.schemes, "Scheme that needs no artifact, such as int4; may be repeated");
+  app.add_option("--weights", o.weights,
+                 "Quantised weights W.kvcw (kvcc fit-weights): every scheme runs on them, and they alone; KL and dNLL "
+                 "stay against the model's own weights");
   app.add_flag("--schemes-all", o.all_schemes, "All presets that need no artifact");
   CLI::Option* dataset =
       app.add_option("--dataset", o.dataset,

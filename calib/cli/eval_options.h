@@ -12,7 +12,7 @@ namespace kvcc::cli {
 
 /// As given; help texts and ranges are in define_eval().
 struct EvalSettings {
-  std::string model, dataset, ids, bos = "auto", journal, html;
+  std::string model, dataset, ids, bos = "auto", weights, journal, html;
   std::vector<std::string> codebooks, schemes, text, modes;
   std::string evict;
   std::vector<double> repairs;

@@ -110,6 +110,7 @@ Json row_json(const EvalTable& table, const EvalReport& report, const EvalResult
     row["content_sha256"] = subject->codebook->content_sha256;
     row["artifact_bytes"] = std::filesystem::file_size(subject->path);
   }
+  if (subject != nullptr && table.options.weights != nullptr) row["weights"] = table.options.weights->name();
   if (subject != nullptr) {
     row["needs_calibration"] = subject->scheme.needs_calibration();
     row = mode_json(std::move(row), result.mode);
@@ -140,6 +141,16 @@ std::string with_error(const Estimate& x, int digits) {
 
 }  // namespace
 
+Json weights_json(const QuantisedWeights& weights, const std::string& path) {
+  const WeightBits bits = weight_bits(weights.matrices);
+  return {{"path", path},
+          {"name", weights.name()},
+          {"content_sha256", weights.content_sha256},
+          {"bits", weights.bits},
+          {"effective_bits", bits.total()},
+          {"exact_share", static_cast<double>(bits.exact) / static_cast<double>(bits.weights)}};
+}
+
 Json eval_json(const EvalTable& table, const EvalText& text, const EvalReport& report) {
   Json document{{"model", table.model},
                 {"dataset", {{"name", text.name}, {"sha256", text.sha256}, {"tokens", text.tokens}}},
@@ -148,6 +159,9 @@ Json eval_json(const EvalTable& table, const EvalText& text, const EvalReport& r
                 {"effective_bits_context", table.bits.context},
                 {"effective_bits_amortise", table.bits.amortise},
                 {"exact_tokens", table.same_exact_tokens ? "the same for all" : "as each scheme says"}};
+  if (const QuantisedWeights* weights = table.options.weights) {
+    document["weights"] = weights_json(*weights, table.weights_path);
+  }
   document["results"] = Json::array({row_json(table, report, report.full, nullptr)});
   for (const EvalResult& result : report.results) {
     document["results"].push_back(row_json(table, report, result, &table.subjects[result.subject]));
@@ -177,7 +191,9 @@ std::string eval_table(const EvalTable& table, const EvalReport& report) {
   rows.back().insert(rows.back().end(), {"", "", "", "", fmt::format("{:.1f}", report.full.seconds)});
   for (size_t i = 0; i < table.subjects.size(); ++i) {
     const EvalSubject& subject = table.subjects[i];
-    rows.push_back(begin(&subject, subject.name, fmt::format("{}+{}", subject.scheme.sink, subject.scheme.residual)));
+    const std::string name =
+        table.options.weights != nullptr ? table.options.weights->name() + " + " + subject.name : subject.name;
+    rows.push_back(begin(&subject, name, fmt::format("{}+{}", subject.scheme.sink, subject.scheme.residual)));
     double seconds = 0;
     for (size_t m = 0; m < modes; ++m) {
       const EvalResult& result = report.results[i * modes + m];
@@ -188,7 +204,12 @@ std::string eval_table(const EvalTable& table, const EvalReport& report) {
     rows.back().insert(rows.back().end(), {with_error(r.dnll, 5), with_error(r.kl, 5), with_error(r.top1, 4),
                                            plain(r.key_errors.magnitude_share(1), 3), fmt::format("{:.1f}", seconds)});
   }
-  return kvcc::cli::table(rows);
+  std::string text = kvcc::cli::table(rows);
+  if (const QuantisedWeights* weights = table.options.weights) {
+    text += fmt::format("weights {}: {}, {:.3f} bits a quantised weight\n", weights->name(), table.weights_path,
+                        weight_bits(weights->matrices).total());
+  }
+  return text;
 }
 
 }  // namespace kvcc::cli

@@ -26,10 +26,14 @@ struct EvalTable {
   const EvalOptions& options;
   EffectiveBitsQuery bits;
   bool same_exact_tokens = false;  ///< --sink or --tail gave all schemes the same
+  std::string weights_path;        ///< of options.weights
 };
 
 /// Contexts for which every row has its effective bits.
 constexpr int64_t kContexts[] = {2048, 32768, 131072};
+
+/// What documents say of the weights that the schemes ran on.
+nlohmann::ordered_json weights_json(const QuantisedWeights& weights, const std::string& path);
 
 /// `--json`'s document (formats/spec/eval.md), without "schema_version".
 nlohmann::ordered_json eval_json(const EvalTable& table, const EvalText& text, const EvalReport& report);

@@ -276,6 +276,13 @@ class Fit {
     return decoder["attention_bias"].is_boolean() ? std::optional(decoder["attention_bias"].get<bool>()) : std::nullopt;
   }
 
+  /// "" of activations of the model's own weights.
+  std::string quantised_weights() const {
+    const Json decoder = Json::parse(settings_.decoder_json, nullptr, false);
+    const bool there = decoder.is_object() && decoder.contains("quantised_weights");
+    return there && decoder["quantised_weights"].is_string() ? decoder["quantised_weights"].get<std::string>() : "";
+  }
+
   uint64_t layer_bytes() const {
     const kvcc::CacheShape& shape = settings_.model.shape;
     return static_cast<uint64_t>(settings_.samples) * settings_.seqlen * shape.kv_heads *
@@ -320,6 +327,7 @@ class Fit {
     from.tokens = settings_.samples * settings_.seqlen;
     if (settings_.samples_asked > settings_.samples) from.samples_asked = settings_.samples_asked;
     from.activations_sha256 = reader_.content_sha256();
+    from.quantised_weights = quantised_weights();
     from.sources_json = kvcc::sources_json(settings_);
     return book;
   }

@@ -15,6 +15,7 @@
 #include "calib/model/decoder.h"
 #include "calib/model/errors.h"
 #include "calib/model/memory.h"
+#include "calib/model/quantised_model.h"
 #include "calib/model/self_sample.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
@@ -52,10 +53,11 @@ CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& set
   plan.tokens = settings.samples * settings.seqlen;
   plan.disk_bytes = activations_bytes(settings);
   plan.memory_limit = options.max_memory != 0 ? options.max_memory : available_memory();
-  const uint64_t whole = peak_bytes(files, settings, false);
+  const uint64_t decoded = options.weights != nullptr ? projection_bytes(files) : 0;
+  const uint64_t whole = decoded + peak_bytes(files, settings, false);
   plan.recompute = options.recompute == Recompute::on ||
                    (options.recompute == Recompute::automatic && settings.fisher && whole > plan.memory_limit);
-  plan.peak_bytes = plan.recompute ? peak_bytes(files, settings, true) : whole;
+  plan.peak_bytes = plan.recompute ? decoded + peak_bytes(files, settings, true) : whole;
   const std::string option = options.max_memory != 0 ? "--max-memory" : "";
   require_memory(files.path, plan.peak_bytes, plan.memory_limit, option,
                  plan.recompute || !settings.fisher ? "a smaller --seqlen makes it smaller"
@@ -101,7 +103,10 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
   std::optional<Decoder> decoder;  // loading takes seconds, and nothing may be missing
   for (int s = 0; s < samples; ++s) {
     if (missing(s) == 0) continue;
-    if (!decoder) decoder.emplace(files);
+    if (!decoder) {
+      decoder.emplace(files);
+      if (options.weights != nullptr) use_weights(*decoder, files, *options.weights);
+    }
     std::vector<bool> present(layers);
     for (int l = 0; l < layers; ++l) present[l] = writer.has(s, l);
     ShardQueue queue(kShardsInFlight);  // from here on the writer belongs to its thread, until drain()

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "formats/store/activations.h"
+#include "formats/store/weights_file.h"
 #include "formats/weights/model_files.h"
 
 namespace kvcc {
@@ -19,6 +20,8 @@ struct CollectOptions {
   uint64_t max_memory = 0;  ///< bytes; 0: what the machine has available
   bool resume = false, force = false;
   bool skip_nonfinite = false;  ///< leave samples with NaN or infinity out instead of stopping
+  /// In place of the model's projections (read_weights_for); settings.decoder_json names them. May be null; not owned.
+  const QuantisedWeights* weights = nullptr;
   int threads = 1;
 };
 

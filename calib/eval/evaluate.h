@@ -13,6 +13,7 @@
 #include "calib/eval/statistics.h"
 #include "formats/core/scheme.h"
 #include "formats/store/codebook.h"
+#include "formats/store/weights_file.h"
 #include "formats/weights/model_files.h"
 
 namespace kvcc {
@@ -30,6 +31,9 @@ struct EvalOptions {
   std::optional<Eviction> eviction;               ///< of every subject; then not full mode, repairs or attention
   std::vector<double> repair_percents;            ///< two passes more for each of them
   int64_t attention_queries = 0;                  ///< queries of a window at which attention is compared; 0: none
+  /// Of the model that runs every subject, full precision's own cache included; null: its own. Full precision itself,
+  /// which all is compared with, stays what the files hold. Made for these files (read_weights_for); not owned.
+  const QuantisedWeights* weights = nullptr;
   int threads = 1;
 };
 

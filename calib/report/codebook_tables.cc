@@ -80,6 +80,7 @@ ordered_json provenance_json(const Provenance& provenance) {
           {"seed", provenance.seed},
           {"tokens", provenance.tokens},
           {"samples_asked", std::max(provenance.samples, provenance.samples_asked)},
+          {"quantised_weights", provenance.quantised_weights},
           {"activations_sha256", provenance.activations_sha256},
           {"date", provenance.date}};
 }

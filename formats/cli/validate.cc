@@ -12,6 +12,7 @@
 #include "formats/store/activations.h"
 #include "formats/store/codebook.h"
 #include "formats/store/kernels_manifest.h"
+#include "formats/store/weights_file.h"
 #include "formats/weights/gguf_file.h"
 #include "formats/weights/model_files.h"
 
@@ -56,6 +57,16 @@ void check_gguf(const std::string& path, Verdict& verdict) {
   }
 }
 
+/// Whether an HDF5 file is one of quantised weights; a damaged one goes by its name.
+bool is_weights(const std::string& path) {
+  try {
+    const kvcc::MappedFile file(path);
+    return kvcc::is_weights_tree(kvcc::hdf5_to_tree(file.bytes(), path));
+  } catch (const kvcc::Error&) {
+    return path.ends_with(".kvcw");
+  }
+}
+
 Verdict validate(const std::string& path) {
   Verdict verdict{path, "codebook", {}, {}};
   std::error_code error;
@@ -83,7 +94,8 @@ Verdict validate(const std::string& path) {
       verdict.kind = "gguf";
       check_gguf(path, verdict);
     } else {
-      verdict.problems = kvcc::validate_codebook(path);
+      verdict.kind = is_weights(path) ? "weights" : "codebook";
+      verdict.problems = verdict.kind == "weights" ? kvcc::validate_weights(path) : kvcc::validate_codebook(path);
     }
   } catch (const kvcc::Error& problem) {
     verdict.problems.push_back(problem.what());
@@ -97,7 +109,8 @@ int main(int argc, char** argv) {
   std::vector<std::string> paths;
   const auto define = [&](CLI::App& app) {
     app.add_option("FILE", paths,
-                   ".kvcb files, activations folders, kernels folders, exports (.safetensors, .npz, .gguf), models (a "
+                   ".kvcb and .kvcw files, activations folders, kernels folders, exports (.safetensors, .npz, .gguf), "
+                   "models (a "
                    "Hugging Face directory, a .gguf file)")
         ->required();
   };

@@ -39,6 +39,7 @@ std::span<const Verb> verbs() {
       {"collect", "activations and Fisher diagonals of a model on a text", true},
       {"merge", "joins activations of runs over other text or from other machines", false},
       {"fit", "codebooks, thresholds and scales from activations", false},
+      {"fit-weights", "quantised weights of a model, alone or for joint evaluation with a cache", true},
       {"compile", "CUDA kernels from a codebook artifact", false},
       {"inspect", "what a file of kvcc holds: provenance, statistics, codebooks", false},
       {"diff", "what changed between two artifacts, head by head", false},

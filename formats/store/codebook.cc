@@ -56,6 +56,7 @@ void put_provenance(Tree& tree, const Provenance& provenance) {
   to["seed"] = integer_value(provenance.seed);
   to["tokens"] = integer_value(provenance.tokens);
   if (provenance.samples_asked > 0) to["samples_asked"] = integer_value(provenance.samples_asked);
+  if (!provenance.quantised_weights.empty()) to["quantised_weights"] = text_value(provenance.quantised_weights);
   to["activations_sha256"] = text_value(provenance.activations_sha256);
   if (!provenance.date.empty()) to["date"] = text_value(provenance.date);
   if (!provenance.shard.empty()) {

@@ -27,6 +27,7 @@ struct Provenance {
   std::string parent_sha256, shard;  ///< of a rank's part: the whole artifact's content_sha256, and "0/2"; "" otherwise
   std::string sources_json;          ///< of merged activations: a JSON list of the runs (sources_json()); "" otherwise
   int64_t samples_asked = 0;         ///< of collect, where it got fewer; 0 otherwise
+  std::string quantised_weights;     ///< content_sha256 of the .kvcw that the activations are of; "": the model's own
 };
 
 /// Histograms of normalised elements have this many bins of equal width over [-2, 2]; the first and the last also hold

@@ -68,7 +68,7 @@ std::span<const CodebookField> tensor_fields() {
 }
 
 std::span<const CodebookAttribute> codebook_attributes() {
-  static const std::array<CodebookAttribute, 38> all = {{
+  static const std::array<CodebookAttribute, 39> all = {{
       {"/", "format", "text", true},
       {"/", "format_version", "text", true},
       {"/", "content_sha256", "text", true},
@@ -102,6 +102,7 @@ std::span<const CodebookAttribute> codebook_attributes() {
       {"/provenance", "seed", "integer", true},
       {"/provenance", "tokens", "integer", true},
       {"/provenance", "samples_asked", "integer", false},
+      {"/provenance", "quantised_weights", "text", false},
       {"/provenance", "activations_sha256", "text", true},
       {"/provenance", "date", "text", false},
       {"/provenance", "parent_sha256", "text", false},

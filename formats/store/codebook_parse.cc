@@ -192,6 +192,7 @@ class Parser {
     if (attribute(kFrom, "samples_asked", false) != nullptr) {
       provenance.samples_asked = integer(kFrom, "samples_asked", 1, kMost);
     }
+    provenance.quantised_weights = text(kFrom, "quantised_weights", false);
     provenance.activations_sha256 = text(kFrom, "activations_sha256");
     provenance.date = text(kFrom, "date", false);
     provenance.parent_sha256 = text(kFrom, "parent_sha256", false);

@@ -59,6 +59,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
   Codebook written = made::codebook(GetParam());
   written.provenance.date = "2026-11-29";
   written.provenance.samples_asked = 20;
+  written.provenance.quantised_weights = sha256_hex("weights file");
   write_codebook(folder / "a.kvcb", written);
   const Codebook read = read_codebook(folder / "a.kvcb");
   EXPECT_EQ(read.format_version, written.scheme.is_extended() ? "1.3" : "1.2");
@@ -85,6 +86,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
   EXPECT_EQ(read.provenance.seed, written.provenance.seed);
   EXPECT_EQ(read.provenance.tokens, written.provenance.tokens);
   EXPECT_EQ(read.provenance.samples_asked, 20);
+  EXPECT_EQ(read.provenance.quantised_weights, sha256_hex("weights file"));
   EXPECT_EQ(read.provenance.activations_sha256, written.provenance.activations_sha256);
   EXPECT_EQ(read.provenance.date, written.provenance.date);
   EXPECT_TRUE(read.extras.empty());

@@ -128,7 +128,7 @@ def code_fields():
 def test_spec_tables_are_the_readers():
     page = tables("codebook.md")
     fields, attributes = code_fields()
-    assert len(fields) == 29 and len(attributes) == 38
+    assert len(fields) == 29 and len(attributes) == 39
     head = ("path", "type", "axes", "unit", "need", "since", "meaning")
     rows = {row[0]: row for row in page[head]}
     assert rows.pop("/layer_index")[1:5] == ["u16", "layer", "1", "always"]
