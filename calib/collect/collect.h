@@ -20,6 +20,7 @@ struct CollectOptions {
   bool resume = false, force = false;
   bool skip_nonfinite = false;  ///< leave samples with NaN or infinity out instead of stopping
   int threads = 1;
+  int64_t self_samples = 0;  ///< that the model has to make first; counts for the plan alone
 };
 
 /// What a run will take.
@@ -47,7 +48,7 @@ struct CollectCallbacks {
   std::function<void(const std::string&)> warn;
 };
 
-/// ids [samples][seqlen]; settings.samples and seqlen must agree with them. Shards are written by a thread of their own
+/// ids [samples][at most seqlen]; settings.samples, seqlen and lengths must agree with them. Shards are written by a thread of their own
 /// as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written stays.
 CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
                       const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
