@@ -81,8 +81,7 @@ ResolvedDataset resolve_dataset(const std::string& name, const std::string& cach
   for (const std::string& candidate : candidates) {
     const DatasetState state = look(dataset, find_split(dataset, candidate), cache_dir);
     if (!state.path.empty()) {
-      return {state.path, dataset.name + ":" + candidate, state.file.sha256, state.file.flavour,
-              dataset.articles};
+      return {state.path, dataset.name + ":" + candidate, state.file.sha256, state.file.flavour, dataset.articles};
     }
     for (const std::string& path : state.wrong) wrong.append(wrong.empty() ? "" : ", ").append(path);
     wanted.append(wanted.empty() ? "" : " or ").append(state.file.file);

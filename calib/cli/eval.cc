@@ -51,6 +51,7 @@ class Evaluation {
     add_schemes();
     if (!o_.tasks.tasks.empty()) return run_tasks();
     kvcc::cli::TextSource source(files_, o_.text, common_, kvcc::cli::kEvalDataset);
+    check_memory(0);  // before the text is read
     kvcc::MixedSamples samples = source.cut(o_.windows, o_.seqlen);
     const uint64_t peak = check_memory(samples.self_samples);
     check_lengths(samples);

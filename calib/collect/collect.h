@@ -48,8 +48,9 @@ struct CollectCallbacks {
   std::function<void(const std::string&)> warn;
 };
 
-/// ids [samples][at most seqlen]; settings.samples, seqlen and lengths must agree with them. Shards are written by a thread of their own
-/// as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written stays.
+/// ids [samples][at most seqlen]; settings.samples, seqlen and lengths must agree with them. Shards are written by a
+/// thread of their own as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written
+/// stays.
 CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
                       const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
                       const CollectCallbacks& callbacks);

@@ -124,8 +124,8 @@ void TensorFitter::describe_head(int head) {
       const float* from = bad_x >= 0 ? x : g;
       const int64_t channel = bad_x >= 0 ? bad_x : first_non_finite({g, static_cast<size_t>(dim)});
       throw bad_input(in_.name + (bad_x >= 0 ? "" : " gradient") + ", head " + std::to_string(head) + ", sample " +
-                          std::to_string(sample) + ", token " + std::to_string(row - in_.begin(sample)) +
-                          ", channel " + std::to_string(channel),
+                          std::to_string(sample) + ", token " + std::to_string(row - in_.begin(sample)) + ", channel " +
+                          std::to_string(channel),
                       std::isnan(from[channel]) ? "NaN" : "infinity",
                       bad_x >= 0 ? "a finite value" : "a finite gradient, as k-means expects squared gradients",
                       "collect again; --on-nonfinite skip leaves such samples out");

@@ -51,8 +51,7 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
     const bool needs_rest = (plan.tensor.axis == Axis::channel && !plan.first_in_thresholds) ||
                             (needs_kmeans(plan) && !plan.first_in_kmeans);
     if (plan.tensor.grid != Grid::full && needs_rest && !has_rest) {
-      throw bad_input(in_.name, "samples of 1 token",
-                      "2 or more, as the first of each sample is left out of the fit",
+      throw bad_input(in_.name, "samples of 1 token", "2 or more, as the first of each sample is left out of the fit",
                       "collect with a larger --seqlen, or fit with first-thresholds=in,first-kmeans=in");
     }
     Work& work = work_[p];

@@ -26,9 +26,9 @@ struct Documents {
   bool chat = false;               ///< all are conversations
 };
 
-/// Reads a file; its bytes go into `hash`. Throws Error(bad_input): a line that is no JSON object or lacks the field is named by its number, as
-/// is a mixture of texts and conversations; parquet and compressed files are refused with the command that converts
-/// them.
+/// Reads a file; its bytes go into `hash`. Throws Error(bad_input): a line that is no JSON object or lacks the field is
+/// named by its number, as is a mixture of texts and conversations; parquet and compressed files are refused with the
+/// command that converts them.
 Documents read_documents(const DocumentsRequest& request, Sha256& hash);
 
 /// Whether the name's end is one of JSON lines.

@@ -35,7 +35,7 @@ struct ActivationsSettings {
   std::string decoder_json;
   std::string tokenizer_sha256;
   std::string text_name, text_sha256, text_flavour;  ///< flavour: "raw", "tokens", "ids", "self"
-  std::string bos = "off";  ///< "on" or "off"; "mixed" where parts differ
+  std::string bos = "off";                           ///< "on" or "off"; "mixed" where parts differ
   int64_t samples = 0;
   int64_t seqlen = 0;  ///< tokens of each sample, at most; of samples of one length: exactly
   int64_t seed = 0;

@@ -28,14 +28,21 @@ constexpr int kSchemaVersion = 3;
 constexpr const char* kFormat = "kvcc-activations";
 
 ActivationsPart part_from_json(const ordered_json& part, const std::string& place) {
-  return {json_member<std::string>(part, "text_name", place),    json_member<std::string>(part, "text_sha256", place),
-          json_member<std::string>(part, "text_flavour", place), json_member<std::string>(part, "bos", place),
-          json_member<double>(part, "weight", place),            json_member<int64_t>(part, "tokens", place)};
+  return {json_member<std::string>(part, "text_name", place),
+          json_member<std::string>(part, "text_sha256", place),
+          json_member<std::string>(part, "text_flavour", place),
+          json_member<std::string>(part, "bos", place),
+          json_member<double>(part, "weight", place),
+          json_member<int64_t>(part, "tokens", place)};
 }
 
 ordered_json to_json(const ActivationsPart& part) {
-  return {{"text_name", part.text_name}, {"text_sha256", part.text_sha256}, {"text_flavour", part.text_flavour},
-          {"bos", part.bos},             {"weight", part.weight},           {"tokens", part.tokens}};
+  return {{"text_name", part.text_name},
+          {"text_sha256", part.text_sha256},
+          {"text_flavour", part.text_flavour},
+          {"bos", part.bos},
+          {"weight", part.weight},
+          {"tokens", part.tokens}};
 }
 
 /// The least version that describes the folder: shards of merged folders, and samples of several lengths, are refused
