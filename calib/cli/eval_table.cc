@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -151,16 +152,31 @@ Json weights_json(const QuantisedWeights& weights, const std::string& path) {
           {"exact_share", static_cast<double>(bits.exact) / static_cast<double>(bits.weights)}};
 }
 
+int64_t EvalText::longest() const {
+  size_t most = 0;
+  for (const std::vector<int32_t>& window : windows) most = std::max(most, window.size());
+  return static_cast<int64_t>(most);
+}
+
+bool EvalText::has_one_length() const {
+  return std::all_of(windows.begin(), windows.end(),
+                     [&](const std::vector<int32_t>& window) { return window.size() == windows[0].size(); });
+}
+
 Json eval_json(const EvalTable& table, const EvalText& text, const EvalReport& report) {
   Json document{{"model", table.model},
                 {"dataset", {{"name", text.name}, {"sha256", text.sha256}, {"tokens", text.tokens}}},
                 {"windows", text.windows.size()},
-                {"seqlen", text.windows[0].size()},
+                {"seqlen", text.longest()},
                 {"effective_bits_context", table.bits.context},
                 {"effective_bits_amortise", table.bits.amortise},
                 {"exact_tokens", table.same_exact_tokens ? "the same for all" : "as each scheme says"}};
   if (const QuantisedWeights* weights = table.options.weights) {
     document["weights"] = weights_json(*weights, table.weights_path);
+  }
+  if (!text.parts.is_null()) document["dataset"]["parts"] = text.parts;
+  if (!text.has_one_length()) {
+    for (const std::vector<int32_t>& window : text.windows) document["window_tokens"].push_back(window.size());
   }
   document["results"] = Json::array({row_json(table, report, report.full, nullptr)});
   for (const EvalResult& result : report.results) {

@@ -16,6 +16,10 @@ struct EvalText {
   std::string name, sha256;
   int64_t tokens = 0;
   std::vector<std::vector<int32_t>> windows;
+  nlohmann::ordered_json parts =
+      nullptr;  ///< of several texts: name, sha256, weight, windows and tokens of each; else null
+  int64_t longest() const;
+  bool has_one_length() const;
 };
 
 /// Everything that the table says beside the report.

@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <list>
-#include <memory>
 #include <optional>
 
-#include "calib/cli/text_options.h"
+#include "calib/cli/text_source.h"
 #include "calib/collect/weight_fisher.h"
 #include "calib/fit/weight_fit.h"
 #include "calib/report/weights_report.h"
-#include "calib/text/corpus.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -27,12 +25,14 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 struct Options {
-  std::string model, output, dataset, ids, bos = "auto", sparse = "0.45%", sensitive, max_memory;
-  std::vector<std::string> text;
+  std::string model, output, sparse = "0.45%", sensitive, max_memory;
+  kvcc::cli::TextOptions text;
   int64_t samples = 100, seqlen = 512, seed = 0;
   std::vector<int> bits = {4};
   bool beyond_context = false;
 };
+
+constexpr const char* kDefaultDataset = "wikitext-2";
 
 void define(CLI::App& app, Options& o) {
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
@@ -49,11 +49,7 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--sensitive", o.sensitive,
                  "Part of them that is chosen by Fisher information, the rest by magnitude (default: a ninth of "
                  "--sparse, 0.05% of 0.45%)");
-  CLI::Option* dataset = app.add_option("--dataset", o.dataset, "Text D[:split] (default wikitext-2)");
-  CLI::Option* text = app.add_option("--text", o.text, "Text files");
-  CLI::Option* ids = app.add_option("--ids", o.ids, "Token ids, .npy int32 [n, len], or [n] to be cut");
-  dataset->excludes(text)->excludes(ids);
-  text->excludes(ids);
+  kvcc::cli::define_text(app, o.text, "sample", kDefaultDataset);
   app.add_option("--samples", o.samples, "Samples")
       ->capture_default_str()
       ->check(CLI::Range(1, 999999).description(""));
@@ -63,9 +59,6 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed, "Seed of the sampling")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, INT64_MAX).description(""));
-  app.add_option("--bos", o.bos, "Begin each sample with the BOS token: auto (as the model says), on or off")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"auto", "on", "off"}).description(""));
   app.add_option("--max-memory", o.max_memory,
                  "Memory the run may take, e.g. 3GiB (default: what is there); with less, fewer layers at a time and "
                  "more passes over the samples");
@@ -84,7 +77,10 @@ double share(const std::string& option, const std::string& text, double below) {
 class WeightsFit {
  public:
   WeightsFit(const Options& options, const kvcc::cli::Common& common)
-      : o_(options), common_(common), files_(kvcc::open_model(options.model)) {
+      : o_(options),
+        common_(common),
+        files_(kvcc::open_model(options.model)),
+        source_(files_, options.text, common, kDefaultDataset) {
     settings_.sparse = share("--sparse", o_.sparse, 0.5);
     settings_.sensitive = o_.sensitive.empty() ? settings_.sparse / 9 : share("--sensitive", o_.sensitive, 0.5);
     if (settings_.sensitive > settings_.sparse) {
@@ -116,6 +112,7 @@ class WeightsFit {
       return 0;
     }
     for (Job& job : jobs_) job.file.emplace(job.output);  // says now what is wrong with the name
+    source_.sample_self(samples_, o_.seqlen, static_cast<uint64_t>(o_.seed));
     fill_origin();
     const double nll = fit(plan);
     Json document{{"nll", nll}, {"weights", Json::array()}};
@@ -149,31 +146,20 @@ class WeightsFit {
 
   void read_text() {
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
-    kvcc::CorpusRequest request;
-    request.files = o_.text;
-    request.ids = o_.ids;
-    request.bos = o_.bos;
-    request.cache_dir = common_.cache_dir;
-    if (o_.text.empty() && o_.ids.empty()) request.dataset = o_.dataset.empty() ? "wikitext-2" : o_.dataset;
-    std::unique_ptr<kvcc::Tokenizer> tokenizer;
-    if (o_.ids.empty() || o_.bos == "on") tokenizer = kvcc::make_tokenizer(files_.tokenizer);
-    const kvcc::Corpus corpus = kvcc::cli::load_corpus(request, tokenizer.get(), common_.quiet);
-    samples_ = kvcc::draw_samples(corpus, o_.samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
-    kvcc::cli::warn_if_fewer(o_.samples, samples_, corpus, "samples");
-    kvcc::WeightsProvenance& from = origin_;
-    from.text_name = corpus.name;
-    from.text_sha256 = corpus.sha256;
-    from.text_flavour = corpus.flavour;
-    from.bos = corpus.bos;
-    if (tokenizer != nullptr) from.tokenizer_sha256 = tokenizer->sha256();
+    samples_ = source_.draw(o_.samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
+    origin_.text_name = samples_.name();
   }
 
   void fill_origin() {
     kvcc::WeightsProvenance& from = origin_;
     from.tool_version = KVCC_VERSION;
     from.samples = static_cast<int64_t>(samples_.ids.size());
-    from.seqlen = static_cast<int64_t>(samples_.ids[0].size());
+    from.seqlen = o_.seqlen;
     from.seed = o_.seed;
+    from.text_sha256 = samples_.sha256();
+    from.text_flavour = samples_.flavour();
+    from.bos = samples_.bos();
+    from.tokenizer_sha256 = source_.tokenizer_sha256();
     kvcc::Sha256 hash;
     for (const std::vector<int32_t>& ids : samples_.ids) hash.update(ids.data(), ids.size() * sizeof(int32_t));
     from.ids_sha256 = hash.hex();
@@ -199,9 +185,8 @@ class WeightsFit {
   }
 
   double fit(const kvcc::WeightFisherPlan& plan) {
-    spdlog::info("{} samples of {} tokens from {}, {} over them, about {} of memory", samples_.ids.size(),
-                 samples_.ids[0].size(), origin_.text_name,
-                 plan.sweeps.size() == 1 ? "one pass" : fmt::format("{} passes", plan.sweeps.size()),
+    spdlog::info("{} samples of {} tokens from {}, {} over them, about {} of memory", samples_.ids.size(), o_.seqlen,
+                 origin_.text_name, plan.sweeps.size() == 1 ? "one pass" : fmt::format("{} passes", plan.sweeps.size()),
                  kvcc::human_bytes(plan.peak_bytes));
     std::optional<kvcc::cli::Progress> progress;
     kvcc::WeightFisherCallbacks callbacks;
@@ -238,22 +223,22 @@ class WeightsFit {
   }
 
   void print_plan(const kvcc::WeightFisherPlan& plan) const {
-    const auto tokens = static_cast<int64_t>(samples_.ids.size() * samples_.ids[0].size());
+    int64_t tokens = 0;
+    for (const std::vector<int32_t>& ids : samples_.ids) tokens += static_cast<int64_t>(ids.size());
     if (common_.json) {
       kvcc::cli::print_json({{"tokens", tokens},
                              {"samples", samples_.ids.size()},
-                             {"seqlen", samples_.ids[0].size()},
+                             {"seqlen", o_.seqlen},
                              {"passes", plan.sweeps.size()},
                              {"peak_memory_bytes", plan.peak_bytes},
                              {"memory_limit_bytes", plan.memory_limit}});
       return;
     }
-    const std::string text =
-        kvcc::cli::table({{"plan", ""},
-                          {"text", origin_.text_name},
-                          {"samples", fmt::format("{} of {}", samples_.ids.size(), samples_.ids[0].size())},
-                          {"passes over them", std::to_string(plan.sweeps.size())},
-                          {"peak memory, about", kvcc::human_bytes(plan.peak_bytes)}});
+    const std::string text = kvcc::cli::table({{"plan", ""},
+                                               {"text", origin_.text_name},
+                                               {"samples", fmt::format("{} of {}", samples_.ids.size(), o_.seqlen)},
+                                               {"passes over them", std::to_string(plan.sweeps.size())},
+                                               {"peak memory, about", kvcc::human_bytes(plan.peak_bytes)}});
     std::fputs(text.c_str(), stdout);
   }
 
@@ -263,7 +248,8 @@ class WeightsFit {
   kvcc::WeightFitSettings settings_;
   std::list<Job> jobs_;  // files are not moved
   kvcc::WeightsProvenance origin_;
-  kvcc::Samples samples_;
+  kvcc::cli::TextSource source_;
+  kvcc::MixedSamples samples_;
 };
 
 }  // namespace

@@ -219,9 +219,9 @@ class Fit {
     const auto layer = static_cast<int>(found - settings_.layer_index.begin());
     const kvcc::LayerData data = kvcc::read_layer(reader_, layer, settings_.samples, common_.threads);
     const kvcc::CacheShape& shape = settings_.model.shape;
-    const kvcc::LayerActivations activations{settings_.samples,    settings_.seqlen, shape.kv_heads, shape.head_dim,
-                                             shape.value_head_dim, data.key,         data.key_grad,  data.value,
-                                             data.value_grad,      options_.layer};
+    const kvcc::LayerActivations activations{data.starts,          shape.kv_heads,  shape.head_dim,
+                                             shape.value_head_dim, data.key,        data.key_grad,
+                                             data.value,           data.value_grad, options_.layer};
     Json document{{"activations", options_.activations}, {"layer", options_.layer}, {"head", options_.head}};
     document["schemes"] = Json::array();
     for (const Job& job : jobs_) {
@@ -285,8 +285,8 @@ class Fit {
 
   uint64_t layer_bytes() const {
     const kvcc::CacheShape& shape = settings_.model.shape;
-    return static_cast<uint64_t>(settings_.samples) * settings_.seqlen * shape.kv_heads *
-           (shape.head_dim + shape.value_head_dim) * sizeof(float) * (settings_.fisher ? 2 : 1);
+    return static_cast<uint64_t>(settings_.tokens()) * shape.kv_heads * (shape.head_dim + shape.value_head_dim) *
+           sizeof(float) * (settings_.fisher ? 2 : 1);
   }
 
   void plan() const {
@@ -297,14 +297,14 @@ class Fit {
     if (common_.json) {
       Json document{{"activations", options_.activations},
                     {"layers", layers()},
-                    {"tokens", settings_.samples * settings_.seqlen},
+                    {"tokens", settings_.tokens()},
                     {"read_bytes", bytes},
                     {"peak_bytes", memory}};
       for (const Job& job : jobs_) document["outputs"].push_back({{"output", job.output}, {"skipped", job.skipped}});
       return kvcc::cli::print_json(document);
     }
     fmt::print("{}: {} layers of {} tokens, {} to read, about {} of memory\n", options_.activations, layers(),
-               settings_.samples * settings_.seqlen, kvcc::human_bytes(bytes), kvcc::human_bytes(memory));
+               settings_.tokens(), kvcc::human_bytes(bytes), kvcc::human_bytes(memory));
     for (const Job& job : jobs_) fmt::print("{} {}\n", job.skipped ? "keep " : "write", job.output);
   }
 
@@ -324,7 +324,7 @@ class Fit {
     from.samples = settings_.samples;
     from.seqlen = settings_.seqlen;
     from.seed = settings_.seed;
-    from.tokens = settings_.samples * settings_.seqlen;
+    from.tokens = settings_.tokens();
     if (settings_.samples_asked > settings_.samples) from.samples_asked = settings_.samples_asked;
     from.activations_sha256 = reader_.content_sha256();
     from.quantised_weights = quantised_weights();
@@ -363,8 +363,8 @@ class Fit {
         if (layer + 1 < layers()) next = start_reading(layer + 1);
         const Clock::time_point start = Clock::now();
         const std::vector<kvcc::LayerFit> fits =
-            fit_layer({settings_.samples, settings_.seqlen, shape.kv_heads, shape.head_dim, shape.value_head_dim,
-                       data.key, data.key_grad, data.value, data.value_grad, settings_.layer_index[layer]},
+            fit_layer({data.starts, shape.kv_heads, shape.head_dim, shape.value_head_dim, data.key, data.key_grad,
+                       data.value, data.value_grad, settings_.layer_index[layer]},
                       schemes, threads);
         fit_seconds_ += seconds_since(start);
         for (size_t i = 0; i < open.size(); ++i) {

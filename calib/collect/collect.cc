@@ -34,7 +34,10 @@ uint64_t peak_bytes(const ModelFiles& files, const ActivationsSettings& s, bool 
   const uint64_t inputs = static_cast<uint64_t>(c.hidden) * sizeof(float) * s.seqlen * c.layers;
   const uint64_t passing = sizeof(float) * s.seqlen * (4 * c.hidden + 3 * c.feed_forward);  // gradients under way
   const uint64_t logits = 3ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
-  const uint64_t shard = activations_bytes(s) / (s.samples * s.layer_index.size());
+  ActivationsSettings longest = s;  // a sample of seqlen tokens
+  longest.samples = 1;
+  longest.lengths.clear();
+  const uint64_t shard = activations_bytes(longest) / s.layer_index.size();
   const uint64_t kept = !s.fisher ? layer : recompute ? inputs + layer : layer * c.layers;
   // A quarter more for what the allocator can't reuse (measured on SmolLM2: 3.4 GiB at 2,048 tokens).
   return loaded_bytes(files) + kept + kept / 4 + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
@@ -50,7 +53,7 @@ std::vector<float> values(const at::Tensor& x) {
 
 CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& settings, const CollectOptions& options) {
   CollectPlan plan;
-  plan.tokens = settings.samples * settings.seqlen;
+  plan.tokens = settings.tokens();
   plan.disk_bytes = activations_bytes(settings);
   plan.memory_limit = options.max_memory != 0 ? options.max_memory : available_memory();
   const uint64_t decoded = options.weights != nullptr ? projection_bytes(files) : 0;
@@ -62,8 +65,8 @@ CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& set
   require_memory(files.path, plan.peak_bytes, plan.memory_limit, option,
                  plan.recompute || !settings.fisher ? "a smaller --seqlen makes it smaller"
                                                     : "--recompute on or a smaller --seqlen makes it smaller");
-  if (settings.text_flavour == "self") {  // sampling comes first, and all samples are sampled together
-    const uint64_t sampling = self_sample_bytes(files, settings.samples, settings.seqlen);
+  if (options.self_samples > 0) {  // sampling comes first, and all samples are sampled together
+    const uint64_t sampling = self_sample_bytes(files, options.self_samples, settings.seqlen);
     require_memory(files.path + ": sampling", sampling, plan.memory_limit, option,
                    "fewer --samples or a smaller --seqlen make it smaller");
     plan.peak_bytes = std::max(plan.peak_bytes, sampling);

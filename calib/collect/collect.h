@@ -23,6 +23,7 @@ struct CollectOptions {
   /// In place of the model's projections (read_weights_for); settings.decoder_json names them. May be null; not owned.
   const QuantisedWeights* weights = nullptr;
   int threads = 1;
+  int64_t self_samples = 0;  ///< that the model has to make first; counts for the plan alone
 };
 
 /// What a run will take.
@@ -50,8 +51,9 @@ struct CollectCallbacks {
   std::function<void(const std::string&)> warn;
 };
 
-/// ids [samples][seqlen]; settings.samples and seqlen must agree with them. Shards are written by a thread of their own
-/// as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written stays.
+/// ids [samples][at most seqlen]; settings.samples, seqlen and lengths must agree with them. Shards are written by a
+/// thread of their own as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written
+/// stays.
 CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
                       const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
                       const CollectCallbacks& callbacks);

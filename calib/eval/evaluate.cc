@@ -94,7 +94,9 @@ class Evaluation {
 
   EvalReport run(const std::vector<std::vector<int32_t>>& windows) {
     EvalReport report;
-    report.bins = position_bins(static_cast<int64_t>(windows[0].size()));
+    size_t longest = 0;
+    for (const std::vector<int32_t>& window : windows) longest = std::max(longest, window.size());
+    report.bins = position_bins(static_cast<int64_t>(longest));
     if (options_.attention_queries > 0) {
       report.queries = query_positions(static_cast<int64_t>(windows[0].size()), options_.attention_queries);
     }

@@ -37,8 +37,8 @@ struct EvalOptions {
   int threads = 1;
 };
 
-/// Means are over windows of means over the T - 1 predictions of each; errors are standard errors over windows, NaN for
-/// one window; logarithms are natural.
+/// Means are over windows of means over the T - 1 predictions of each, a window of several lengths counting as its
+/// predictions do; errors are standard errors over windows, NaN for one window; logarithms are natural.
 struct EvalResult {
   size_t subject = 0;  ///< of those given
   ModeOptions mode;
@@ -61,8 +61,8 @@ struct EvalResult {
 struct EvalReport {
   EvalResult full;                  ///< the model itself
   std::vector<EvalResult> results;  ///< subject by subject, each in all modes
-  std::vector<int64_t> bins;        ///< first predicted position of each bin of positions, then the window's length
-  std::vector<int64_t> queries;     ///< positions at which attention was compared
+  std::vector<int64_t> bins;  ///< first predicted position of each bin of positions, then the longest window's length
+  std::vector<int64_t> queries;  ///< positions at which attention was compared
 };
 
 /// Estimate of the resident memory of evaluate() with windows of `seqlen` tokens.
@@ -71,8 +71,9 @@ uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects, co
 /// Of a subject in a mode, for progress, messages and journals: all that decides what is measured.
 std::string run_name(const EvalSubject& subject, const ModeOptions& mode, const EvalOptions& options);
 
-/// windows [n][seqlen], seqlen at least 2. `journal` may be null. `progress` gets forward passes done and in all, and
-/// what runs next. One full-precision pass a window serves all. Throws Error, Interrupted.
+/// windows [n][seqlen], seqlen at least 2 and not the same for all (then no attention queries). `journal` may be null.
+/// `progress` gets forward passes done and in all, and what runs next. One full-precision pass a window serves all.
+/// Throws Error, Interrupted.
 EvalReport evaluate(const ModelFiles& files, const std::vector<std::vector<int32_t>>& windows,
                     const std::vector<EvalSubject>& subjects, const EvalOptions& options,
                     EvalJournal* journal = nullptr,

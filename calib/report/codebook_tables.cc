@@ -69,20 +69,24 @@ ordered_json head_json(const HeadReport& head) {
 }
 
 ordered_json provenance_json(const Provenance& provenance) {
-  return {{"tool_version", provenance.tool_version},
-          {"dataset", provenance.dataset_name},
-          {"dataset_sha256", provenance.dataset_sha256},
-          {"dataset_flavour", provenance.dataset_flavour},
-          {"tokenizer_sha256", provenance.tokenizer_sha256},
-          {"bos", provenance.bos},
-          {"samples", provenance.samples},
-          {"seqlen", provenance.seqlen},
-          {"seed", provenance.seed},
-          {"tokens", provenance.tokens},
-          {"samples_asked", std::max(provenance.samples, provenance.samples_asked)},
-          {"quantised_weights", provenance.quantised_weights},
-          {"activations_sha256", provenance.activations_sha256},
-          {"date", provenance.date}};
+  ordered_json document = {{"tool_version", provenance.tool_version},
+                           {"dataset", provenance.dataset_name},
+                           {"dataset_sha256", provenance.dataset_sha256},
+                           {"dataset_flavour", provenance.dataset_flavour},
+                           {"tokenizer_sha256", provenance.tokenizer_sha256},
+                           {"bos", provenance.bos},
+                           {"samples", provenance.samples},
+                           {"seqlen", provenance.seqlen},
+                           {"seed", provenance.seed},
+                           {"tokens", provenance.tokens},
+                           {"samples_asked", std::max(provenance.samples, provenance.samples_asked)},
+                           {"activations_sha256", provenance.activations_sha256},
+                           {"date", provenance.date}};
+  if (!provenance.sources_json.empty()) {
+    document["sources"] = ordered_json::parse(provenance.sources_json, nullptr, false);
+    if (document["sources"].is_discarded()) document.erase("sources");
+  }
+  return document;
 }
 
 }  // namespace

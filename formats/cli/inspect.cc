@@ -219,6 +219,10 @@ int inspect_activations(const Options& options, const Common& common) {
     document["samples_asked"] = std::max(settings.samples, settings.samples_asked);
     document["samples_read"] = samples;
     document["seqlen"] = settings.seqlen;
+    document["tokens"] = settings.tokens();
+    if (const std::string sources = kvcc::sources_json(settings); !sources.empty()) {
+      document["sources"] = ordered_json::parse(sources);
+    }
     document["seed"] = settings.seed;
     document["offsets"] = settings.offsets;
     document["compute_dtype"] = settings.compute_dtype;
@@ -241,10 +245,10 @@ int inspect_activations(const Options& options, const Common& common) {
       "text",
       fmt::format("{} ({}, sha256 {})", settings.text_name, settings.text_flavour, short_hash(settings.text_sha256)),
       style);
-  print_line(
-      "samples",
-      fmt::format("{} of {} tokens, seed {}, bos {}", settings.samples, settings.seqlen, settings.seed, settings.bos),
-      style);
+  print_line("samples",
+             fmt::format("{} of {}{} tokens, seed {}, bos {}", settings.samples,
+                         settings.lengths.empty() ? "" : "at most ", settings.seqlen, settings.seed, settings.bos),
+             style);
   print_line("stored",
              fmt::format("{}, computed in {}, {} Fisher gradients", settings.acts_dtype, settings.compute_dtype,
                          settings.fisher ? "with" : "without"),
