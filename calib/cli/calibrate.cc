@@ -2,8 +2,8 @@
 // every stage reads and writes files only, so what is done is not done again.
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "calib/cli/artifact_name.h"
 #include "calib/cli/stage.h"
@@ -13,6 +13,7 @@
 #include "formats/cli/program.h"
 #include "formats/core/effective_bits.h"
 #include "formats/core/hash.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 #include "formats/store/codebook.h"
 
@@ -21,6 +22,8 @@ namespace {
 using kvcc::cli::Common;
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
+
+constexpr uint64_t kMostRecord = 64 << 20;  ///< of NAME.fit.json and NAME.eval.json
 
 struct Options {
   std::string model, output, archs;
@@ -91,15 +94,31 @@ kvcc::cli::StageResult stage(const std::string& verb, std::vector<std::string> a
 }
 
 Json parse_output(const std::string& verb, const std::string& text) {
-  Json document = Json::parse(text, nullptr, false);
-  if (document.is_discarded()) throw kvcc::Error(kvcc::ErrorKind::failed, "kvcc " + verb, "printed no JSON document");
-  return document;
+  try {
+    return kvcc::parse_json<Json>(text, "kvcc " + verb);
+  } catch (const kvcc::Error& error) {
+    throw kvcc::Error(kvcc::ErrorKind::failed, "kvcc " + verb,
+                      std::string("printed no JSON document: ") + error.what());
+  }
 }
 
 Json read_record(const std::string& path) {
   if (!fs::exists(path)) return Json::object();
-  Json record = Json::parse(kvcc::read_text_file(path), nullptr, false);
-  return record.is_object() ? record : Json::object();
+  try {
+    return kvcc::read_json<Json>(path, kMostRecord);
+  } catch (const kvcc::Error& error) {
+    spdlog::warn("{}: made anew", error.what());
+    return Json::object();
+  }
+}
+
+/// Whether a record has what the table is made from.
+bool is_evaluation(const Json& record) {
+  const auto results = record.find("results");
+  if (results == record.end() || !results->is_array()) return false;
+  return std::all_of(results->begin(), results->end(), [](const Json& row) {
+    return row.is_object() && row.contains("scheme") && row.value("codebook", Json("")).is_string();
+  });
 }
 
 void append(std::vector<std::string>& to, const std::string& option, const std::string& value) {
@@ -181,8 +200,11 @@ class Calibration {
 
   int report(const StageFailed& failed) const {
     const std::string& output = failed.result.output;
-    const Json document = Json::parse(output, nullptr, false);
-    const bool is_document = document.is_object() && document.contains("error");
+    bool is_document = false;
+    try {
+      is_document = kvcc::parse_json<Json>(output, "kvcc " + failed.verb).contains("error");
+    } catch (const kvcc::Error&) {  // it has said why on stderr
+    }
     const int code = failed.result.exit_code;
     if (common_.json && !is_document)
       throw kvcc::Error(code >= 1 && code <= 6 ? static_cast<kvcc::ErrorKind>(code) : kvcc::ErrorKind::failed,
@@ -292,7 +314,7 @@ class Calibration {
     const std::string key = evaluation_key(identity);
     const std::string path = base_ + ".eval.json";
     evaluation_ = read_record(path);
-    if (!common_.force && evaluation_.value("key", "") == key) {
+    if (!common_.force && is_evaluation(evaluation_) && evaluation_.value("key", Json()) == key) {
       spdlog::info("eval: {} is up to date", path);
       return;
     }
