@@ -33,7 +33,7 @@ export KVCC_MODEL ?= $(abspath $(MODEL))
 
 APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip curl ca-certificates time clang-format \
        libhdf5-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev nlohmann-json3-dev libpcre2-dev \
-       libssl-dev librapidcheck-dev libhwy-dev locales
+       libssl-dev librapidcheck-dev libhwy-dev locales shellcheck
 
 BROWSER := chromium fonts-dejavu-core
 
@@ -134,13 +134,13 @@ check: tests oracles nvcc  ## formatter, include rules, bars of the shipped kern
 
 # libFuzzer's own corpus grows in build-fuzz; what is worth keeping is copied to tests/corpus, which every test run reads.
 FUZZ_SECONDS ?= 600
-fuzz: deps  ## fuzz every parser for FUZZ_SECONDS (600) each under ASan and UBSan; FUZZ=NAME: that one alone
+fuzz: deps  ## fuzz every parser for FUZZ_SECONDS (600) each under ASan and UBSan, JOBS at a time; FUZZ=NAME: that one alone
 	@command -v clang++ >/dev/null || (apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
 	  --no-install-recommends clang libclang-rt-14-dev llvm >/dev/null)
 	cmake -S . -B $(BUILD)-fuzz -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
 	  -DCMAKE_CXX_FLAGS='-O1 -g1' -DKVCC_TORCH=OFF -DKVCC_FUZZ=ON -DKVCC_SANITIZE=address,undefined,fuzzer-no-link
 	cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzz_model fuzz_store fuzz_cache
-	@tests/fuzz/run.sh $(BUILD)-fuzz $(FUZZ_SECONDS) $(FUZZ)
+	@tests/fuzz/run.sh $(BUILD)-fuzz $(FUZZ_SECONDS) "$(FUZZ)" $(JOBS)
 
 golden: tests oracles browser  ## rewrite the kept emitted units and pictures of reports
 	KVCC_UPDATE_GOLDEN=1 $(BUILD)/tests/test_codegen --gtest_filter='*olden*'

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "datasets/human_eval.h"
 #include "datasets/instructions.h"
 #include "datasets/scoring.h"
 #include "datasets/tasks.h"
 #include "formats/core/error.h"
+#include "formats/core/file.h"
+#include "formats/core/json.h"
 
 namespace kvcc {
 namespace {
@@ -235,20 +235,23 @@ Task file_task(std::string_view name, const std::string& path, const FileTaskOpt
     throw Error(ErrorKind::usage, "task " + std::string(name), "no such task of a file",
                 fmt::format("{}", fmt::join(file_task_names(), ", ")));
   }
-  std::ifstream in(path);
-  if (!in) throw bad_input(path, "can't be read");
+  constexpr size_t kMostOfLine = size_t{64} << 20;
+  const MappedFile file(path);
+  std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
   Task task{std::string(name), "exact match", {}};
   if (name == "humaneval") task.metric = "pass@1";
   if (name == "ifeval") task.metric = "all instructions followed (strict)";
   if (name == "ruler") task.metric = "strings found";
   int64_t number = 0;
-  for (std::string line; std::getline(in, line);) {
-    ++number;
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.substr(0, kMostOfLine).find('\n'));
+    const std::string place = path + " line " + std::to_string(++number);
+    if (line.size() >= kMostOfLine) throw bad_input(place, "no end within 64 MiB", "JSON lines");
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
     if (trimmed(line).empty()) continue;
     if (options.samples > 0 && static_cast<int64_t>(task.samples.size()) == options.samples) break;
-    const std::string place = path + " line " + std::to_string(number);
     try {
-      const Json record = Json::parse(line);
+      const auto record = parse_json<Json>(line, place);
       if (name == "longbench") {
         std::string metric;
         task.samples.push_back(long_bench(record, place, metric));

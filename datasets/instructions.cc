@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <vector>
 
 #include "datasets/scoring.h"
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 
 namespace kvcc {
 namespace {
@@ -174,7 +174,8 @@ int64_t highlights(const std::string& text) {
 /// Reads arguments; an absent one is an error that names it.
 class Arguments {
  public:
-  Arguments(const std::string& json, std::string place) : json_(Json::parse(json)), place_(std::move(place)) {}
+  Arguments(const std::string& json, std::string place)
+      : json_(parse_json<Json>(json, place)), place_(std::move(place)) {}
   std::string text(const char* name) const { return get(name).get<std::string>(); }
   std::vector<std::string> texts(const char* name) const { return get(name).get<std::vector<std::string>>(); }
   int64_t number(const char* name) const { return get(name).get<int64_t>(); }

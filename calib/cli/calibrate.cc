@@ -2,8 +2,8 @@
 // every stage reads and writes files only, so what is done is not done again.
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "calib/cli/artifact_name.h"
 #include "calib/cli/stage_chain.h"
@@ -14,6 +14,7 @@
 #include "formats/cli/program.h"
 #include "formats/core/effective_bits.h"
 #include "formats/core/hash.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 #include "formats/store/codebook.h"
 
@@ -74,6 +75,15 @@ void define(CLI::App& app, Options& o) {
   CLI::Option* ids = app.add_option("--eval-ids", o.eval_ids, "evaluation token ids, .npy")->needs(evaluate);
   dataset->excludes(text)->excludes(ids);
   text->excludes(ids);
+}
+
+/// Whether a record has what the table is made from.
+bool is_evaluation(const Json& record) {
+  const auto results = record.find("results");
+  if (results == record.end() || !results->is_array()) return false;
+  return std::all_of(results->begin(), results->end(), [](const Json& row) {
+    return row.is_object() && row.contains("scheme") && row.value("codebook", Json("")).is_string();
+  });
 }
 
 void append(std::vector<std::string>& to, const std::string& option, const std::string& value) {
@@ -252,7 +262,7 @@ class Calibration {
     const std::string key = evaluation_key(identity);
     const std::string path = base_ + ".eval.json";
     evaluation_ = read_record(path);
-    if (!common_.force && evaluation_.value("key", "") == key) {
+    if (!common_.force && is_evaluation(evaluation_) && evaluation_.value("key", Json()) == key) {
       spdlog::info("eval: {} is up to date", path);
       return;
     }

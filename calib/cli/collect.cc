@@ -73,7 +73,10 @@ class Collection {
     options_.recompute = o_.recompute == "on"    ? kvcc::Recompute::on
                          : o_.recompute == "off" ? kvcc::Recompute::off
                                                  : kvcc::Recompute::automatic;
-    options_.max_memory = o_.max_memory.empty() ? 0 : kvcc::parse_bytes(o_.max_memory);
+    options_.max_memory = o_.max_memory.empty() ? 0 : kvcc::parse_bytes(o_.max_memory);  // 0: no limit
+    if (!o_.max_memory.empty() && options_.max_memory == 0) {
+      throw kvcc::Error(kvcc::ErrorKind::usage, "--max-memory " + o_.max_memory, "no memory at all", "such as 8GiB");
+    }
     options_.resume = common.resume;
     options_.force = common.force;
     options_.skip_nonfinite = o_.on_nonfinite == "skip";

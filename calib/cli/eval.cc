@@ -20,6 +20,7 @@
 #include "calib/model/quantised_model.h"
 #include "calib/model/self_sample.h"
 #include "calib/report/html_report.h"
+#include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -45,6 +46,7 @@ class Evaluation {
       if (!o_.tasks.tasks.empty()) {
         throw kvcc::Error(kvcc::ErrorKind::usage, "--html", "does not go with --task", "one of them");
       }
+      kvcc::cli::check_replaced(o_.html, {"<!doctype html>", "content=\"kvcc "}, "--html");
       kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     }
     set_options();

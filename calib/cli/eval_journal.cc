@@ -1,14 +1,21 @@
 #include "calib/cli/eval_journal.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <filesystem>
-#include <limits>
-#include <nlohmann/json.hpp>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
+#include "formats/core/json.h"
 
 namespace kvcc::cli {
 namespace {
@@ -17,7 +24,8 @@ using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
 constexpr const char* kKind = "kvcc eval journal";
-constexpr int kVersion = 1;
+constexpr const char* kStart = R"({"kind":"kvcc eval journal",)";
+constexpr int kVersion = 2;  ///< 1 had no checksums
 
 /// f32 as eight hexadecimal digits each: exact, and a third of what decimals take.
 std::string to_hex(const std::vector<float>& x) {
@@ -30,10 +38,17 @@ std::string to_hex(const std::vector<float>& x) {
   return text;
 }
 
-std::vector<float> from_hex(const std::string& text) {
+std::vector<float> from_hex(const std::string& text, const std::string& place) {
   std::vector<float> x;
-  for (size_t i = 0; i + 8 <= text.size(); i += 8) {
-    x.push_back(std::bit_cast<float>(static_cast<uint32_t>(std::stoul(text.substr(i, 8), nullptr, 16))));
+  x.reserve(text.size() / 8);
+  for (size_t i = 0; i < text.size(); i += 8) {
+    uint32_t bits = 0;
+    const char* const end = text.data() + std::min(i + 8, text.size());
+    const auto [stop, error] = std::from_chars(text.data() + i, end, bits, 16);
+    if (error != std::errc() || stop != text.data() + i + 8) {
+      throw bad_input(place, "'" + text.substr(i, 8) + "'", "eight hexadecimal digits a number");
+    }
+    x.push_back(std::bit_cast<float>(bits));
   }
   return x;
 }
@@ -61,30 +76,39 @@ Json to_json(const WindowRecord& r) {
   return json;
 }
 
-WindowRecord from_json(const Json& json) {
+/// Numbers of the right types; whether they fit the evaluation is asked where they are used.
+WindowRecord from_json(const Json& json, const std::string& place) {
+  using Numbers = std::vector<double>;
   WindowRecord r;
-  r.predictions.nll = from_hex(json.at("nll"));
-  r.predictions.kl = from_hex(json.at("kl"));
-  for (const char a : json.at("agreed").get<std::string>()) r.predictions.agreed.push_back(a == '1');
-  r.key_errors.magnitude = json.at("magnitude").get<std::vector<double>>();
-  r.key_errors.total = json.at("total").get<std::vector<double>>();
-  r.key_outliers = json.at("outliers");
-  r.key_elements = json.at("elements");
-  r.kept = json.at("kept");
-  r.seconds = json.at("seconds");
+  r.predictions.nll = from_hex(json_member<std::string>(json, "nll", place), place);
+  r.predictions.kl = from_hex(json_member<std::string>(json, "kl", place), place);
+  for (const char a : json_member<std::string>(json, "agreed", place)) r.predictions.agreed.push_back(a == '1');
+  r.key_errors.magnitude = json_member<Numbers>(json, "magnitude", place);
+  r.key_errors.total = json_member<Numbers>(json, "total", place);
+  r.key_outliers = json_member<int64_t>(json, "outliers", place);
+  r.key_elements = json_member<int64_t>(json, "elements", place);
+  r.kept = json_member<double>(json, "kept", place);
+  r.seconds = json_member<double>(json, "seconds", place);
   if (json.contains("repairs")) {
-    for (const Json& repair : json["repairs"]) r.repairs.push_back({repair.at(0), repair.at(1), repair.at(2)});
+    for (const auto& [percent, worst, rest] : json_member<std::vector<std::array<double, 3>>>(json, "repairs", place)) {
+      r.repairs.push_back({percent, worst, rest});
+    }
   }
   if (json.contains("attention")) {
     AttentionErrors& a = r.attention;
     a.windows = 1;
+    auto parts = json_member<std::array<Numbers, 7>>(json, "attention", place);
     size_t i = 0;
     for (std::vector<double>* part : {&a.still_kl, &a.still_error, &a.grown_error, &a.output_power, &a.still_power,
                                       &a.still_by_query, &a.grown_by_query}) {
-      *part = json["attention"].at(i++).get<std::vector<double>>();
+      *part = std::move(parts[i++]);
     }
   }
   return r;
+}
+
+std::string checksum(const std::string& run, const std::string& window, const Json& record) {
+  return sha256_hex(run + "\n" + window + "\n" + record.dump());
 }
 
 }  // namespace
@@ -96,56 +120,79 @@ JournalFile::JournalFile(std::string path, const std::string& identity,
     const std::string_view bytes(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t));
     window_keys_.push_back(sha256_hex(bytes));
   }
-  const Json header{{"kind", kKind}, {"version", kVersion}, {"identity", identity}};
+  const std::string header = Json{{"kind", kKind}, {"version", kVersion}, {"identity", identity}}.dump() + "\n";
   if (const fs::path folder = fs::path(path_).parent_path(); !folder.empty()) make_folder(folder);
-  uintmax_t whole = 0;  // bytes of whole lines
-  if (resume && fs::exists(path_)) {
-    const std::string text = read_text_file(path_);
-    size_t number = 0;
-    for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      const std::string line = text.substr(begin, end - begin);
-      whole = end + 1;
-      const std::string place = path_ + " line " + std::to_string(++number);
-      const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-      if (!json.is_object()) throw bad_input(place, "not a JSON object", "a journal of kvcc eval");
-      if (number == 1) {
-        if (json.value("kind", "") != kKind) throw bad_input(path_, "no journal of kvcc eval");
-        if (json != header) {
-          throw bad_input(path_, "made for another model or by another kvcc", "one of this model",
-                          "another --journal, or no --resume to start it anew");
-        }
-        continue;
-      }
-      if (!json.contains("run") || !json.contains("window") || !json.contains("record")) {
-        throw bad_input(place, "no record", "a run, a window and a record");
-      }
-      lines_[{json["run"], json["window"]}] = line;
-    }
-    fs::resize_file(path_, whole);
+  open();
+  const std::string text = read_text_file(path_);
+  const bool begun = text.size() < header.size() && header.starts_with(text);  // killed in its first line, or empty
+  if (!begun && !text.starts_with(kStart)) {
+    throw bad_input(path_, "is there and no journal of kvcc eval", "a journal, or a name that is free",
+                    "another --journal");
   }
-  errno = 0;
-  if (whole == 0) std::ofstream(path_, std::ios::trunc);
-  out_.open(path_, std::ios::app);
-  if (whole == 0) out_ << header.dump() << '\n' << std::flush;
-  if (!out_) throw write_error(path_, errno);
+  const size_t whole = resume && !begun ? read(text, header) : 0;
+  if (::ftruncate(file_, static_cast<off_t>(whole)) != 0) throw write_error(path_, errno);
+  if (whole == 0) append(header);
+}
+
+JournalFile::~JournalFile() {
+  if (file_ >= 0) ::close(file_);
+}
+
+void JournalFile::open() {
+  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666);
+  struct stat info = {};
+  if (file_ < 0 || ::fstat(file_, &info) != 0) throw write_error(path_, errno);
+  if (!S_ISREG(info.st_mode)) throw bad_input(path_, "is not a regular file", "a journal, or a name that is free");
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    throw bad_input(path_, "another process is writing it", "one writer at a time",
+                    "wait for it to end, or give another --journal");
+  }
+}
+
+/// Takes the lines of an earlier run; returns how many bytes the whole ones have.
+size_t JournalFile::read(const std::string& text, const std::string& header) {
+  size_t number = 0, begin = 0;
+  for (size_t end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    const std::string line = text.substr(begin, end - begin), place = path_ + " line " + std::to_string(++number);
+    if (number > 1) {
+      const auto json = parse_json<Json>(line, place);
+      lines_[{json_member<std::string>(json, "run", place), json_member<std::string>(json, "window", place)}] = {line,
+                                                                                                                 place};
+    } else if (line + "\n" != header) {
+      throw bad_input(path_, "made for another model or by another kvcc", "one of this model",
+                      "another --journal, or no --resume to start it anew");
+    }
+  }
+  return begin;
 }
 
 std::optional<WindowRecord> JournalFile::find(const std::string& run, size_t window) {
-  const auto line = lines_.find({run, window_keys_.at(window)});
-  if (line == lines_.end()) return std::nullopt;
-  try {
-    return from_json(Json::parse(line->second).at("record"));
-  } catch (const std::exception& error) {  // nlohmann's, or stoul's
-    throw bad_input(path_, "a damaged record of " + run + ": " + error.what(), "",
-                    "without --resume it is started anew");
+  const std::string& key = window_keys_.at(window);
+  const auto found = lines_.find({run, key});
+  if (found == lines_.end()) return std::nullopt;
+  const auto& [line, place] = found->second;
+  const auto json = parse_json<Json>(line, place);
+  const auto record = json_member<Json>(json, "record", place);
+  if (json_member<std::string>(json, "sha256", place) != checksum(run, key, record)) {
+    throw bad_input(place, "the record is damaged: its checksum is another", "",
+                    "without --resume the journal is started anew");
   }
+  return from_json(record, place);
 }
 
 void JournalFile::add(const std::string& run, size_t window, const WindowRecord& record) {
-  const Json json{{"run", run}, {"window", window_keys_.at(window)}, {"record", to_json(record)}};
-  errno = 0;
-  out_ << json.dump() << '\n' << std::flush;
-  if (!out_) throw write_error(path_, errno);
+  const std::string& key = window_keys_.at(window);
+  const Json json = to_json(record);
+  append(Json{{"run", run}, {"window", key}, {"record", json}, {"sha256", checksum(run, key, json)}}.dump() + "\n");
+}
+
+void JournalFile::append(std::string_view line) {
+  for (size_t done = 0; done < line.size();) {
+    const ssize_t n = ::write(file_, line.data() + done, line.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw write_error(path_, errno, line.size() - done);
+    done += static_cast<size_t>(n);
+  }
 }
 
 }  // namespace kvcc::cli

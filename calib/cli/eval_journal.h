@@ -2,9 +2,9 @@
 // it was. Programs only.
 #pragma once
 
-#include <fstream>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,20 +17,33 @@ namespace kvcc::cli {
 class JournalFile : public EvalJournal {
  public:
   /// Reads `path` when `resume`, else starts it anew; a missing file is an empty one. `identity`: what the records
-  /// depend on beside run and window. Throws Error(bad_input) for a file that is no journal or one of another identity,
-  /// Error(failed, resource) when it can't be written.
+  /// depend on beside run and window. Throws Error(bad_input) for a file that is no journal, which is left as it is,
+  /// one of another identity when it is read, and one that another process is writing; Error(failed, resource) when it
+  /// can't be written.
   JournalFile(std::string path, const std::string& identity, const std::vector<std::vector<int32_t>>& windows,
               bool resume);
+  ~JournalFile() override;
+  JournalFile(const JournalFile&) = delete;
+  JournalFile& operator=(const JournalFile&) = delete;
+  /// Throws Error(bad_input), naming the line, for a damaged record.
   std::optional<WindowRecord> find(const std::string& run, size_t window) override;
   void add(const std::string& run, size_t window, const WindowRecord& record) override;
   const std::string& path() const { return path_; }
   size_t records() const { return lines_.size(); }  ///< read at the start
 
  private:
+  void open();
+  size_t read(const std::string& text, const std::string& header);
+  void append(std::string_view line);
+
+  struct Line {
+    std::string text, place;
+  };
+
   std::string path_;
   std::vector<std::string> window_keys_;
-  std::map<std::pair<std::string, std::string>, std::string> lines_;  ///< by run and window
-  std::ofstream out_;
+  std::map<std::pair<std::string, std::string>, Line> lines_;  ///< by run and window
+  int file_ = -1;
 };
 
 }  // namespace kvcc::cli

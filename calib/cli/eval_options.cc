@@ -1,5 +1,7 @@
 #include "calib/cli/eval_options.h"
 
+#include "formats/cli/ranges.h"
+
 namespace kvcc::cli {
 
 void define_eval(CLI::App& app, EvalSettings& o) {
@@ -45,7 +47,7 @@ void define_eval(CLI::App& app, EvalSettings& o) {
                  "(two passes more a scheme each)")
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::Range(0.0, 100.0).description(""));
+      ->check(number_in(0, 100));
   app.add_option("--attention", o.attention,
                  "Compare attention itself at N queries a window: KL of its weights and error of its output by layer "
                  "and head; 0: no")
@@ -68,13 +70,15 @@ void define_eval(CLI::App& app, EvalSettings& o) {
                  "File of what is done, window by window, for --resume (default: in the cache folder, removed when all "
                  "is done)");
   app.add_option("--max-ppl", o.max_ppl, "Exit with 5 when a scheme's perplexity is above this, a number above 0")
-      ->check(CLI::PositiveNumber.description(""));
+      ->check(number_in(1e-300, 1e300));
   app.add_flag("--beyond-context", o.beyond_context,
                "Allow a --seqlen above the model's context; its RoPE is used unchanged");
   app.add_option("--context", o.context, "Tokens in the cache for which effective bits are counted")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 30).description(""));
   app.add_option("--amortise", o.amortise, "Cached tokens that share codebooks and static scales, in effective bits")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 30).description(""));
 }
 
 }  // namespace kvcc::cli

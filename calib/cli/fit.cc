@@ -16,10 +16,12 @@
 #include "calib/fit/usage.h"
 #include "calib/report/explain.h"
 #include "calib/report/layer_data.h"
+#include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/cli/terminal.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 #include "formats/store/activations.h"
 #include "formats/store/codebook.h"
@@ -242,6 +244,12 @@ class Fit {
 
   /// Whether --resume may keep the artifact that is there.
   bool is_done(Job& job) const {
+    const fs::path inputs = fs::weakly_canonical(options_.activations), output = fs::weakly_canonical(job.output);
+    if (std::mismatch(inputs.begin(), inputs.end(), output.begin(), output.end()).first == inputs.end()) {
+      throw kvcc::Error(kvcc::ErrorKind::usage, "-o " + job.output, "lies in the folder of the activations",
+                        "a name outside " + options_.activations);
+    }
+    if (common_.force) kvcc::cli::check_replaced(job.output, {"\x89HDF"}, "kvcc fit");
     if (common_.force || !fs::exists(job.output)) return false;
     if (!common_.resume) {
       throw kvcc::bad_input(job.output, "exists", "", "--force replaces it, --resume keeps what is finished");
@@ -271,8 +279,9 @@ class Fit {
   /// As the decoder's configuration says; folders made without a model have none.
   std::optional<bool> attention_bias() const {
     if (settings_.model.attention_bias) return settings_.model.attention_bias;
-    const Json decoder = Json::parse(settings_.decoder_json, nullptr, false);
-    if (!decoder.is_object() || !decoder.contains("attention_bias")) return {};
+    if (settings_.decoder_json.empty()) return {};
+    const auto decoder = kvcc::parse_json<Json>(settings_.decoder_json, "decoder");
+    if (!decoder.contains("attention_bias")) return {};
     return decoder["attention_bias"].is_boolean() ? std::optional(decoder["attention_bias"].get<bool>()) : std::nullopt;
   }
 

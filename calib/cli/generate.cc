@@ -18,7 +18,9 @@
 #include "calib/text/chat.h"
 #include "calib/text/corpus.h"
 #include "calib/text/text_stream.h"
+#include "formats/cli/output.h"
 #include "formats/cli/program.h"
+#include "formats/cli/ranges.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/text.h"
@@ -38,17 +40,6 @@ struct Options {
   bool chat = false, ignore_eos = false;
 };
 
-/// As CLI::Range, which lets NaN through.
-CLI::Validator number_in(double low, double high) {
-  return CLI::Validator(
-      [=](const std::string& text) {
-        double value = 0;
-        if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
-        return fmt::format("Value {} not in range {} to {}", text, low, high);
-      },
-      "");
-}
-
 void define(CLI::App& app, Options& o) {
   const auto one_of = [](std::vector<std::string> words) { return CLI::IsMember(std::move(words)).description(""); };
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
@@ -67,10 +58,10 @@ void define(CLI::App& app, Options& o) {
       ->check(CLI::Range(0, 1 << 24).description(""));
   app.add_option("--temperature", o.temperature, "Of sampling; 0: greedy, the likeliest token")
       ->capture_default_str()
-      ->check(number_in(0, 100));
+      ->check(kvcc::cli::number_in(0, 100));
   app.add_option("--top-p", o.top_p, "Sample from the likeliest tokens of this joint probability")
       ->capture_default_str()
-      ->check(number_in(1e-6, 1));
+      ->check(kvcc::cli::number_in(1e-6, 1));
   app.add_option("--seed", o.seed, "Seed of sampling")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, INT64_MAX).description(""));
@@ -143,6 +134,7 @@ class Generation {
     if (!folder.empty() && !std::filesystem::is_directory(folder)) {
       throw Error(ErrorKind::usage, "--save-cache " + o.save, "no folder " + folder.string(), "one that is there");
     }
+    kvcc::cli::check_replaced(o.save, {"\"format\":\"kvcc-cache\""}, "--save-cache");
     if (!o.save.empty())
       const kvcc::AtomicFile target(o.save);  // what is wrong with it is said now, not after the work
   }

@@ -11,6 +11,7 @@
 
 #include "calib/cli/stage.h"
 #include "formats/cli/program.h"
+#include "formats/core/json.h"
 
 namespace kvcc::cli {
 
@@ -30,16 +31,21 @@ inline StageResult chain_stage(const std::string& verb, std::vector<std::string>
 }
 
 inline nlohmann::ordered_json stage_document(const std::string& verb, const std::string& text) {
-  auto document = nlohmann::ordered_json::parse(text, nullptr, false);
-  if (document.is_discarded()) throw Error(ErrorKind::failed, "kvcc " + verb, "printed no JSON document");
-  return document;
+  try {
+    return parse_json<nlohmann::ordered_json>(text, "kvcc " + verb);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::failed, "kvcc " + verb, std::string("printed no JSON document: ") + error.what());
+  }
 }
 
 /// Passes on what the stage said; returns its exit code.
 inline int report_failure(const StageFailed& failed, const Common& common) {
   const std::string& output = failed.result.output;
-  const auto document = nlohmann::ordered_json::parse(output, nullptr, false);
-  const bool is_document = document.is_object() && document.contains("error");
+  bool is_document = false;
+  try {
+    is_document = parse_json<nlohmann::ordered_json>(output, "kvcc " + failed.verb).contains("error");
+  } catch (const Error&) {  // it has said why on stderr
+  }
   const int code = failed.result.exit_code;
   if (common.json && !is_document)
     throw Error(code >= 1 && code <= 6 ? static_cast<ErrorKind>(code) : ErrorKind::failed, "kvcc " + failed.verb,
@@ -51,12 +57,18 @@ inline int report_failure(const StageFailed& failed, const Common& common) {
   return code;
 }
 
-/// The JSON object in a file; an empty one where there is none.
+/// The JSON object in a file that a verb keeps; an empty one where there is none, or nothing that can be read, of which
+/// it warns.
 inline nlohmann::ordered_json read_record(const std::string& path) {
+  constexpr uint64_t kMost = 64 << 20;
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) return nlohmann::ordered_json::object();
-  auto record = nlohmann::ordered_json::parse(read_text_file(path), nullptr, false);
-  return record.is_object() ? record : nlohmann::ordered_json::object();
+  try {
+    return read_json<nlohmann::ordered_json>(path, kMost);
+  } catch (const Error& error) {
+    spdlog::warn("{}: made anew", error.what());
+    return nlohmann::ordered_json::object();
+  }
 }
 
 }  // namespace kvcc::cli

@@ -26,6 +26,8 @@ namespace {
 /// Runs of which a window's predictions are compared together, so that full precision's are made once for all of them.
 constexpr size_t kTogether = 4;
 
+constexpr const char* kFull = "fp";  ///< full precision's name in the journal
+
 CacheShape shape_of(const DecoderConfig& c) {
   return {static_cast<int>(c.cached_layers().size()), static_cast<int>(c.query_heads), static_cast<int>(c.kv_heads),
           static_cast<int>(c.head_dim), static_cast<int>(c.value_head_dim)};
@@ -125,8 +127,34 @@ class Evaluation {
     done_ += passes;
     if (progress_) progress_(done_, total_);
   }
-  std::optional<WindowRecord> find(const std::string& run, size_t window) {
-    return journal_ != nullptr ? journal_->find(run, window) : std::nullopt;
+  /// A record that was kept. Whoever wrote it, its lists have the lengths that summarise() relies on.
+  std::optional<WindowRecord> find(const std::string& run, size_t window, size_t predictions, size_t queries) {
+    std::optional<WindowRecord> record = journal_ != nullptr ? journal_->find(run, window) : std::nullopt;
+    if (!record) return record;
+    const bool full = run == kFull;
+    const auto layers = static_cast<size_t>(decoder_.layers());
+    const auto heads = layers * static_cast<size_t>(decoder_.config().query_heads);
+    const size_t errors = full || options_.eviction ? 0 : layers * kWorstPercents.size();
+    const AttentionErrors& a = record->attention;
+    const bool measured = !full && queries > 0;
+    bool good = record->key_errors.magnitude.size() == errors && record->key_errors.total.size() == errors;
+    good =
+        good && record->repairs.size() == (full ? 0 : options_.repair_percents.size()) && measured == (a.windows > 0);
+    good = good && record->predictions.nll.size() == predictions && record->predictions.kl.size() == predictions &&
+           record->predictions.agreed.size() == predictions;
+    const auto fits = [&](const std::vector<double>& list, size_t size) {
+      return list.empty() || (measured && list.size() == size);  // empty: this mode has none
+    };
+    for (const auto* list : {&a.still_kl, &a.still_error, &a.grown_error, &a.output_power, &a.still_power}) {
+      good = good && fits(*list, heads);
+    }
+    good = good && a.still_power.size() == a.output_power.size();
+    good = good && fits(a.still_by_query, queries) && fits(a.grown_by_query, queries);
+    if (!good) {
+      throw bad_input(fmt::format("journal: window {}, {}", window, run), "a record of other lengths",
+                      "one of this evaluation", "without --resume the journal is started anew");
+    }
+    return record;
   }
   void keep(const std::string& run, size_t window, const WindowRecord& record) {
     files_.tensors->check_unchanged(false);  // weights that were changed under the run count for nothing
@@ -138,14 +166,14 @@ class Evaluation {
     records_.assign(runs_.size(), {});
     std::vector<size_t> missing;
     for (size_t i = 0; i < runs_.size(); ++i) {
-      if (auto record = find(runs_[i].name, w)) {
+      if (auto record = find(runs_[i].name, w, ids.size() - 1, queries.size())) {
         records_[i] = std::move(*record);
         passed(passes_of_a_run());
       } else {
         missing.push_back(i);
       }
     }
-    const std::optional<WindowRecord> known = find("fp", w);
+    const std::optional<WindowRecord> known = find(kFull, w, ids.size() - 1, queries.size());
     if (known) full_ = *known;
     if (known && missing.empty()) return passed();
     std::vector<Work> work;
@@ -194,7 +222,7 @@ class Evaluation {
     }
     record.seconds += reference.seconds;
     check_finite(record, "fp", w);
-    keep("fp", w, record);
+    keep(kFull, w, record);
     return record;
   }
 

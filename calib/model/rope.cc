@@ -17,9 +17,10 @@ using Json = nlohmann::json;
 /// The model's own parameters of a scaling.
 class Parameters {
  public:
-  explicit Parameters(const RopeInfo& info) : info_(info), json_(Json::parse(info.scaling_json, nullptr, false)) {
-    if (!json_.is_object()) json_ = Json::object();
-  }
+  explicit Parameters(const RopeInfo& info)
+      : info_(info),
+        json_(info.scaling_json.empty() ? Json::object()
+                                        : parse_json<Json>(info.scaling_json, "rope scaling " + info.scaling)) {}
   bool has(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
   double number(const char* name) const {
     if (!has(name) || !json_[name].is_number()) throw wrong(std::string("no number ") + name);
@@ -145,7 +146,7 @@ Rope::Rope(const RopeInfo& info) : rotary_dim_(info.rotary_dim), interleaved_(in
     kinds_.push_back(info);
   } else {
     try {
-      const Json json = Json::parse(info.scaling_json);
+      const auto json = parse_json<Json>(info.scaling_json, "rope scaling by-layer");
       kind_of_layer_ = json.at("layers").get<std::vector<int>>();
       for (const Json& kind : json.at("kinds")) {
         kinds_.push_back({kind.at("theta").get<double>(), info.kind, kind.at("scaling").get<std::string>(),

@@ -1,10 +1,10 @@
 #include "calib/report/activation_ranges.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "calib/fit/parallel.h"
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 
 namespace kvcc {
 namespace {
@@ -29,10 +29,12 @@ struct LayerExtents {
 };
 
 host::RopeTables tables_of(const ActivationsSettings& settings) {
-  const auto decoder = nlohmann::json::parse(settings.decoder_json, nullptr, false);
   host::RopeUse use;
   use.length = settings.seqlen;
-  if (decoder.is_object()) use.max_positions = decoder.value("max_position", int64_t{0});
+  if (!settings.decoder_json.empty()) {
+    const auto decoder = parse_json<nlohmann::json>(settings.decoder_json, "decoder");
+    if (decoder.contains("max_position")) use.max_positions = json_member<int64_t>(decoder, "max_position", "decoder");
+  }
   const host::RopeFrequencies frequencies = host::rope_frequencies(settings.model.rope, use);
   return host::rope_tables(frequencies.inverse, settings.seqlen, frequencies.attention_factor);
 }

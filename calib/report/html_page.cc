@@ -7,6 +7,7 @@
 
 #include "calib/report/html_assets.h"
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 
 namespace kvcc {
 namespace {
@@ -116,8 +117,9 @@ std::string html_page(const nlohmann::ordered_json& data, std::span<const std::s
       fmt::format("default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src {}; script-src {}",
                   policy_hash(style), policy_hash(script));
   // A title may hold what is not UTF-8 either: it goes the way of the data.
-  const std::string title = nlohmann::ordered_json::parse(
-      nlohmann::ordered_json(data.at("title")).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  const std::string titled = nlohmann::ordered_json{{"title", data.at("title")}}.dump(
+      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const auto title = parse_json<nlohmann::ordered_json>(titled, "title").at("title").get<std::string>();
   return fill(html_asset("page.html"), {{"version", KVCC_VERSION},
                                         {"policy", policy},
                                         {"title", html_escape(title)},

@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <nlohmann/json.hpp>
+
+#include "formats/core/json.h"
 
 namespace kvcc {
 namespace {
@@ -164,10 +165,14 @@ struct WholeRule {
 
 bool has_tokens_flavour(const Provenance& from) {
   if (from.dataset_flavour == "tokens") return true;
-  const auto sources = nlohmann::json::parse(from.sources_json, nullptr, false);
-  return sources.is_array() && std::any_of(sources.begin(), sources.end(), [](const nlohmann::json& source) {
-           return source.is_object() && source.value("text_flavour", "") == "tokens";
-         });
+  if (from.sources_json.empty()) return false;
+  using nlohmann::json;
+  const std::string place = "/provenance";  // the parser takes objects alone
+  const auto document = parse_json<json>("{\"sources\":" + from.sources_json + "}", place + ": sources");
+  const auto sources = json_member<std::vector<json>>(document, "sources", place);
+  return std::any_of(sources.begin(), sources.end(), [&](const json& source) {
+    return json_member<std::string>(source, "text_flavour", place + ": sources") == "tokens";
+  });
 }
 
 constexpr std::array kWholeRules = {

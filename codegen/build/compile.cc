@@ -15,12 +15,14 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
+#include "formats/core/json.h"
 #include "formats/store/folder_lock.h"
 
 namespace kvcc::codegen {
 namespace {
 
-/// Files that the folder's earlier manifest lists and the new one does not. Only names inside the folder count.
+/// Files that the folder's earlier manifest lists and the new one does not. Only names inside the folder count, and
+/// files that are what the manifest says: another file of the name is not kvcc's.
 std::vector<std::string> stale_files(const std::string& folder, const std::map<std::string, std::string>& files) {
   std::vector<std::string> stale;
   if (!std::filesystem::exists(folder + "/kernels.json")) return stale;
@@ -33,7 +35,9 @@ std::vector<std::string> stale_files(const std::string& folder, const std::map<s
   for (const auto& [name, sha256] : earlier) {
     const std::filesystem::path path(name);
     const bool inside = path.is_relative() && name.find("..") == std::string::npos;
-    if (inside && !files.contains(name)) stale.push_back(name);
+    std::error_code error;
+    const bool there = inside && !files.contains(name) && std::filesystem::is_regular_file(folder + "/" + name, error);
+    if (there && sha256_file(folder + "/" + name) == sha256) stale.push_back(name);
   }
   return stale;
 }
@@ -101,11 +105,17 @@ void check_folder(const CompileOptions& options) {
   const std::string path = options.folder + "/kernels.json";
   std::error_code error;
   if (options.force || !std::filesystem::is_regular_file(path, error)) return;
-  const auto document = nlohmann::json::parse(read_text_file(path), nullptr, false);
-  if (!document.is_object() || !document.contains("schema_version")) return;
+  const std::string text = read_json_text(path, uint64_t{64} << 20);  // as the manifest's reader
+  nlohmann::json document;
+  try {
+    document = parse_json<nlohmann::json>(text, path);
+  } catch (const Error&) {  // whatever it is, no newer kvcc compile wrote it
+    return;
+  }
+  if (!document.contains("schema_version")) return;
   const auto& version = document["schema_version"];
-  if (!version.is_number_integer() || version.get<int64_t>() <= kKernelsSchema) return;
-  throw bad_input(path, fmt::format("kernels format {}", version.get<int64_t>()),
+  if (!version.is_number_unsigned() || version.get<uint64_t>() <= kKernelsSchema) return;
+  throw bad_input(path, fmt::format("kernels format {}", version.get<uint64_t>()),
                   fmt::format("at most {}, which this build writes", kKernelsSchema),
                   "use another folder, or --force to replace it");
 }

@@ -6,9 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 #include "formats/export/export.h"
 #include "formats/store/codebook.h"
@@ -43,6 +45,38 @@ std::vector<ExportedTensor> listing(const kvcc::Tree& tree, const std::string& d
     tensors.push_back({path.substr(1), type, object.value.shape});
   }
   return tensors;
+}
+
+/// Of every format what its files hold near their beginning, and other files of the kind do not.
+void check_outputs(const Options& options, const std::string& scheme_file) {
+  const std::string option = "--to " + options.format;
+  if (options.format == "kvcb") {
+    std::error_code error;
+    if (!fs::is_regular_file(options.output, error) || fs::is_empty(options.output, error)) return;
+    bool shard = false;
+    try {
+      shard = !kvcc::read_codebook(options.output).provenance.parent_sha256.empty();
+    } catch (const Error&) {  // whatever it is
+    }
+    if (shard) return;
+    throw kvcc::bad_input(options.output, "is there and no earlier result of --shard",
+                          "such a result, or a name that is free", "give another name, or remove the file");
+  }
+  constexpr const char* kWhat = "kvcc-codebook";
+  if (options.format == "safetensors") {
+    kvcc::cli::check_replaced(options.output, {"{\"__metadata__\":{", kWhat}, option);
+  } else if (options.format == "npz") {
+    kvcc::cli::check_replaced(options.output, {"metadata.npy", kWhat}, option);
+  } else if (options.format == "json") {
+    kvcc::cli::check_replaced(options.output, {"{\"schema_version\":1,\"attributes\":", kWhat}, option);
+  } else if (options.format == "gguf") {
+    kvcc::cli::check_replaced(options.output, {"GGUF", "general.type", kWhat}, option);
+  } else if (options.format == "header") {
+    kvcc::cli::check_replaced(options.output, {"made by kvcc export --to header"}, option);
+  } else {
+    kvcc::cli::check_replaced(options.output, {"{\"__metadata__\":{", "\"export.granularity\":"}, option);
+    kvcc::cli::check_replaced(scheme_file, {"\"kv_cache_scheme\":"}, option);
+  }
 }
 
 Export make(const Options& options, const kvcc::Codebook& codebook, const kvcc::Tree& artifact) {
@@ -108,6 +142,7 @@ int export_file(const Options& options, const kvcc::cli::Common& common) {
   if (options.format == "vllm" && fs::path(options.output).filename() == kSchemeFile) {
     throw Error(ErrorKind::usage, options.output, "is the name of the scheme beside the scales", "NAME.safetensors");
   }
+  check_outputs(options, scheme_file.string());
   Export made = make(options, codebook, tree);
   kvcc::AtomicFile file(options.output);
   file.write(made.bytes);
@@ -130,7 +165,8 @@ int export_file(const Options& options, const kvcc::cli::Common& common) {
     document["bytes"] = size;
     if (options.format == "vllm") {
       document["scheme_file"] = scheme_file.string();
-      document["config"] = nlohmann::ordered_json::parse(kvcc::vllm_cache_scheme(options.per_head));
+      document["config"] =
+          kvcc::parse_json<nlohmann::ordered_json>(kvcc::vllm_cache_scheme(options.per_head), scheme_file.string());
     }
     if (!made.notes.empty()) document["notes"] = made.notes;
     for (const ExportedTensor& tensor : made.tensors) {

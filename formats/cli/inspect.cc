@@ -9,6 +9,7 @@
 #include "calib/report/html_report.h"
 #include "calib/report/text_page.h"
 #include "calib/report/weights_report.h"
+#include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/cli/terminal.h"
 #include "formats/core/effective_bits.h"
@@ -91,6 +92,11 @@ kvcc::ReportData read_report(const Options& options, const Common& common) {
   kvcc::Codebook codebook = kvcc::read_codebook(options.path);
   if (options.activations.empty()) return kvcc::report_data(std::move(codebook));
   const kvcc::ActivationsReader reader(options.activations);
+  if (reader.settings().model.weights_sha256 != codebook.model.weights_sha256) {
+    spdlog::warn("{}: of other weights than the artifact's: its ranges say little about it", options.activations);
+  } else if (reader.content_sha256() != codebook.provenance.activations_sha256) {
+    spdlog::warn("{}: not the activations that the artifact was fitted to", options.activations);
+  }
   kvcc::cli::Progress progress("activations", static_cast<uint64_t>(reader.settings().model.shape.layers),
                                common.quiet);
   const kvcc::ActivationRanges ranges =
@@ -106,6 +112,7 @@ void write_report(const Options& options, const kvcc::ReportData& data, uint64_t
   if (fs::equivalent(options.html, options.path, error)) {
     throw kvcc::Error(kvcc::ErrorKind::usage, "--html " + options.html, "is the file to inspect", "another name");
   }
+  kvcc::cli::check_replaced(options.html, {"<!doctype html>", "content=\"kvcc "}, "--html");
   kvcc::write_text_file(options.html, kvcc::codebook_html(data, options.path, bytes));
   spdlog::info("{}: the report", options.html);
 }

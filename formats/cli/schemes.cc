@@ -6,6 +6,7 @@
 #include "formats/cli/program.h"
 #include "formats/core/effective_bits.h"
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 #include "formats/core/scheme.h"
 
 namespace {
@@ -31,7 +32,7 @@ ordered_json scheme_document(const Scheme& scheme, const Options& options) {
   ordered_json document;
   document["name"] = kvcc::short_name(scheme);
   document["text"] = kvcc::to_string(scheme);
-  document["scheme"] = ordered_json::parse(kvcc::scheme_json(scheme));
+  document["scheme"] = kvcc::parse_json<ordered_json>(kvcc::scheme_json(scheme), "scheme");
   if (const kvcc::PresetInfo* preset = kvcc::preset_of(scheme)) {
     document["meaning"] = preset->meaning;
     document["source"] = preset->source;

@@ -144,15 +144,20 @@ void AtomicFile::commit(bool sync_name) {
 std::string read_text_file(const std::string& path) {
   const Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
   if (file.value < 0) throw bad_input(path, errno == ENOENT ? "no such file" : std::strerror(errno));
+  constexpr size_t kMostOfPipes = size_t{256} << 20;  // /dev/zero has no end
   std::string text;
   struct stat info = {};
-  if (::fstat(file.value, &info) == 0 && S_ISREG(info.st_mode)) text.reserve(static_cast<size_t>(info.st_size));
+  const bool regular = ::fstat(file.value, &info) == 0 && S_ISREG(info.st_mode);
+  if (regular) text.reserve(static_cast<size_t>(info.st_size));
   char buffer[1 << 16];
   while (true) {
     const ssize_t n = ::read(file.value, buffer, sizeof buffer);
     if (n == 0) return text;
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw bad_input(path, errno == EISDIR ? "is a folder" : std::strerror(errno));
+    if (!regular && text.size() >= kMostOfPipes) {
+      throw bad_input(path, "more than " + human_bytes(kMostOfPipes) + " from a pipe or device", "a regular file");
+    }
     text.append(buffer, static_cast<size_t>(n));
   }
 }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <climits>
 #include <functional>
 #include <utility>
 
@@ -347,13 +348,12 @@ bool set_option(const Published& preset, std::string_view option, Options& out, 
     const std::string_view digits = option.substr(prefix.size());
     if (digits.empty() || digits.find_first_not_of("0123456789") != std::string_view::npos) continue;
     *number = parse_count(word, digits, text);
-    const auto limit = [&](int least, int most) {
-      if (*number < least || *number > most) {
-        throw refuse(text, fmt::format("{} is '{}'", word, digits), fmt::format("{} to {}", least, most));
-      }
-    };
-    if (prefix == "g") limit(2, 4096);
-    if (prefix == "it") limit(1, 64);
+    const auto [least, most] = prefix == "g"    ? std::pair(2, 4096)
+                               : prefix == "it" ? std::pair(1, 64)
+                                                : std::pair(INT_MIN, INT_MAX);
+    if (*number < least || *number > most) {
+      throw refuse(text, fmt::format("{} is '{}'", word, digits), fmt::format("{} to {}", least, most));
+    }
     return true;
   }
   return false;

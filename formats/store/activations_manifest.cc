@@ -55,8 +55,11 @@ int schema_version(const ActivationsSettings& settings) {
 ActivationsSettings settings_from_json(const ordered_json& document, const std::string& place) {
   ActivationsSettings settings;
   settings.model = model_from_json(json_member<ordered_json>(document, "model", place), place + ": model");
-  if (document.contains("decoder"))
-    settings.decoder_json = json_member<ordered_json>(document, "decoder", place).dump();
+  if (document.contains("decoder")) {
+    const auto decoder = json_member<ordered_json>(document, "decoder", place);
+    if (!decoder.is_object()) throw bad_input(place, "'decoder' is " + json_brief(decoder), "an object");
+    settings.decoder_json = decoder.dump();
+  }
   settings.tokenizer_sha256 = json_member<std::string>(document, "tokenizer_sha256", place);
   settings.text_name = json_member<std::string>(document, "text_name", place);
   settings.text_sha256 = json_member<std::string>(document, "text_sha256", place);
@@ -246,7 +249,7 @@ std::string shard_name(int sample, int layer_number) { return fmt::format("s{:04
 ordered_json settings_json(const ActivationsSettings& settings) {
   ordered_json document;
   document["model"] = to_json(settings.model);
-  if (!settings.decoder_json.empty()) document["decoder"] = ordered_json::parse(settings.decoder_json);
+  if (!settings.decoder_json.empty()) document["decoder"] = parse_json<ordered_json>(settings.decoder_json, "decoder");
   document["tokenizer_sha256"] = settings.tokenizer_sha256;
   document["text_name"] = settings.text_name;
   document["text_sha256"] = settings.text_sha256;

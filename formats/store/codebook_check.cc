@@ -7,6 +7,7 @@
 
 #include "formats/store/codebook_fields.h"
 #include "formats/store/codebook_parse.h"
+#include "formats/store/model_json.h"
 
 namespace kvcc {
 namespace {
@@ -156,6 +157,22 @@ class TensorCheck {
   std::vector<std::string>& problems_;
 };
 
+/// Texts of JSON, which are parsed where they are needed.
+void check_json(const Codebook& codebook, std::vector<std::string>& problems) {
+  try {
+    check_rope_scaling(codebook.model.rope, "/model: attribute rope_scaling", "/model: attribute rope_scaling_json");
+    const std::string& sources = codebook.provenance.sources_json;
+    if (sources.empty()) return;
+    const std::string place = "/provenance: attribute sources";  // a list; the parser takes objects alone
+    const auto document = parse_json<nlohmann::json>("{\"sources\":" + sources + "}", place);
+    for (const auto& source : json_member<std::vector<nlohmann::json>>(document, "sources", place)) {
+      json_member<std::string>(source, "text_flavour", place);
+    }
+  } catch (const Error& error) {
+    problems.push_back(error.what());
+  }
+}
+
 /// Kernels turn pairs of channels of a head, so an odd or larger number would make them read beyond it.
 void check_model(const ModelInfo& model, std::vector<std::string>& problems) {
   const CacheShape& shape = model.shape;
@@ -179,6 +196,7 @@ void check_model(const ModelInfo& model, std::vector<std::string>& problems) {
 
 void check_codebook_values(const Codebook& codebook, std::vector<std::string>& problems) {
   check_model(codebook.model, problems);
+  check_json(codebook, problems);
   for (size_t i = 1; i < codebook.layer_index.size(); ++i) {
     if (codebook.layer_index[i] <= codebook.layer_index[i - 1]) {
       problems.push_back(fmt::format("/layer_index: {} after {}; wanted ascending numbers", codebook.layer_index[i],

@@ -152,7 +152,9 @@ class Parser {
       } else {
         problem(kModel, "attribute rope_theta is no float", "an f64");
       }
-      if (!std::isfinite(model.rope.theta)) problem(kModel, "attribute rope_theta is not finite");
+      if (!std::isfinite(model.rope.theta) || model.rope.theta <= 0) {
+        problem(kModel, fmt::format("attribute rope_theta is {}", model.rope.theta), "a finite number above 0");
+      }
     }
     model.rope.kind = text(kModel, "rope_kind");
     if (model.rope.kind != "half-split" && model.rope.kind != "interleaved") {

@@ -1,6 +1,8 @@
 #include "formats/store/model_json.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 
 namespace kvcc {
@@ -25,7 +27,10 @@ void check_model(const ModelInfo& model, const std::string& place) {
                 "a multiple of the " + std::to_string(shape.kv_heads) + " kv_heads");
   }
   const RopeInfo& rope = model.rope;
-  if (!std::isfinite(rope.theta)) throw wrong("rope.theta", std::to_string(rope.theta), "a finite number");
+  if (!std::isfinite(rope.theta) || rope.theta <= 0) {
+    throw wrong("rope.theta", std::to_string(rope.theta), "a finite number above 0");
+  }
+  check_rope_scaling(rope, place + ": 'rope.scaling'", place + ": 'rope.scaling_json'");
   if (rope.kind != "half-split" && rope.kind != "interleaved") {
     throw wrong("rope.kind", "\"" + rope.kind + "\"", "half-split or interleaved");
   }
@@ -42,6 +47,14 @@ void check_model(const ModelInfo& model, const std::string& place) {
 }
 
 }  // namespace
+
+void check_rope_scaling(const RopeInfo& rope, const std::string& place, const std::string& json_place) {
+  constexpr const char* kScalings[] = {"none", "linear", "dynamic", "yarn", "llama3", "longrope", "by-layer"};
+  if (std::find(std::begin(kScalings), std::end(kScalings), rope.scaling) == std::end(kScalings)) {
+    throw bad_input(place, "is '" + rope.scaling + "'", "none, linear, dynamic, yarn, llama3, longrope or by-layer");
+  }
+  if (!rope.scaling_json.empty()) parse_json<nlohmann::json>(rope.scaling_json, json_place);
+}
 
 using nlohmann::ordered_json;
 

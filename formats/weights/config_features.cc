@@ -3,6 +3,7 @@
 #include <set>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 #include "formats/weights/architecture.h"
 #include "formats/weights/config.h"
 #include "formats/weights/config_fields.h"
@@ -190,8 +191,7 @@ void read_features(const std::string& place, const Architecture& a, const json& 
   }
   if (a.latent) {
     c.rope.kind = fields.boolean("rope_interleave", true) ? "interleaved" : "half-split";
-    json scaling = json::parse(c.rope.scaling_json, nullptr, false);
-    if (!scaling.is_object()) scaling = json::object();
+    const json scaling = c.rope.scaling_json.empty() ? json::object() : parse_json<json>(c.rope.scaling_json, place);
     const Fields rope(place + ": rope", scaling);
     const double all = rope.number("mscale_all_dim", 0), factor = rope.number("factor", 1);
     if (all != 0 && factor > 1) {  // DeepSeek-V2's yarn_get_mscale, squared

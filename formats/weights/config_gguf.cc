@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <numbers>
 
 #include "formats/core/error.h"
+#include "formats/core/json.h"
 #include "formats/weights/architecture.h"
 #include "formats/weights/block_formats.h"
 #include "formats/weights/config.h"
@@ -151,7 +151,7 @@ bool has_suffix(const GgufFile& file, std::initializer_list<const char*> suffixe
 json in_words_of_config(const GgufFile& file, const Keys& keys, const Architecture& architecture,
                         const DecoderConfig& c) {
   json object = json::object();
-  const json defaults = json::parse(architecture.defaults);
+  const json defaults = parse_json<json>(architecture.defaults, architecture.name);
   for (const char* name : {"hidden_activation", "sliding_window_pattern", "no_rope_layer_interval"}) {
     if (defaults.contains(name)) object[name] = defaults[name];
   }

@@ -117,7 +117,7 @@ DecoderConfig config_from_json(const std::string& path) {
   const json file = read_json<json>(path, kMostConfig);
   DecoderConfig config;
   const Architecture& architecture = find_architecture(Fields(path, file).text("model_type", ""), path);
-  json root = json::parse(architecture.defaults);
+  json root = parse_json<json>(architecture.defaults, architecture.name);
   for (const auto& [key, value] : file.items()) root[key] = value;
   const Fields fields(path, root);
   config.architecture = architecture.name;

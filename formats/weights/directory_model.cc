@@ -64,17 +64,15 @@ std::vector<SafetensorsFile> open_shards(const std::string& folder) {
   const std::map<std::string, std::string> index = read_index(index_path);
   std::set<std::string> names;
   for (const auto& [tensor, shard] : index) names.insert(shard);
-  std::string missing;
-  size_t count = 0;
+  std::vector<std::string> missing;
   for (const std::string& name : names) {
-    if (is_file(below(folder, name))) continue;
-    missing += (missing.empty() ? "" : ", ") + name;
-    ++count;
+    if (!is_file(below(folder, name))) missing.push_back(name);
   }
-  if (count) {
-    throw bad_input(folder,
-                    std::to_string(count) + " of " + std::to_string(names.size()) + " shards missing: " + missing,
-                    "every file that " + std::string(kIndex) + " names", "fetch the missing files");
+  if (!missing.empty()) {
+    throw bad_input(
+        folder,
+        std::to_string(missing.size()) + " of " + std::to_string(names.size()) + " shards missing: " + some_of(missing),
+        "every file that " + std::string(kIndex) + " names", "fetch the missing files");
   }
   for (const std::string& name : names) files.emplace_back(below(folder, name));
   std::map<std::string, std::set<std::string>> holds;

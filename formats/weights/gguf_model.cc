@@ -159,14 +159,15 @@ std::vector<std::string> join_parts(GgufFile& file) {
                     "the first part, NAME-00001-of-NNNNN.gguf, with the others beside it");
   }
   const std::string stem = first.substr(0, first.size() - suffix(1).size());
-  std::string missing;
+  std::vector<std::string> missing;
   for (int64_t part = 2; part <= parts; ++part) {
     paths.push_back(stem + suffix(part));
     std::error_code ignored;
-    if (!std::filesystem::is_regular_file(paths.back(), ignored))
-      missing += (missing.empty() ? "" : ", ") + paths.back();
+    if (!std::filesystem::is_regular_file(paths.back(), ignored)) missing.push_back(paths.back());
   }
-  if (!missing.empty()) throw bad_input(first, "parts missing: " + missing, "all " + std::to_string(parts) + " parts");
+  if (!missing.empty()) {
+    throw bad_input(first, "parts missing: " + some_of(missing), "all " + std::to_string(parts) + " parts");
+  }
   for (int64_t part = 2; part <= parts; ++part) {
     GgufFile other(paths[part - 1]);
     if (other.integer("split.no").value_or(-1) != part - 1 || other.integer("split.count").value_or(0) != parts) {

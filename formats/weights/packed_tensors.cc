@@ -32,7 +32,7 @@ std::array<float, 256> make_e4m3() {
   return table;
 }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
 
 WeightPacking fp8_packing(const std::string& path, const Fields& fields) {
   WeightPacking packing{Kind::fp8};

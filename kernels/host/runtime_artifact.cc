@@ -83,6 +83,7 @@ class Reader {
     }
     RopeInfo& rope = out_.rope;
     rope.theta = fields_.number("model.rope_theta");
+    if (!(rope.theta > 0)) throw fields_.wrong("model.rope_theta", std::to_string(rope.theta), "above 0");
     rope.kind = fields_.text("model.rope_kind");
     if (rope.kind != "half-split" && rope.kind != "interleaved") {
       throw fields_.wrong("model.rope_kind", rope.kind, "half-split or interleaved");

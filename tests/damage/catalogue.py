@@ -196,6 +196,8 @@ CONFIG = [
     ("scaling per kind of layer", put("rope_parameters", {"full": ROPE}), ["parameters per kind of layer (full)"]),
     ("interleaved pairs", put("rope_interleaved", True), ["rope_interleaved is true"]),
     ("part of the head beyond 1", put("partial_rotary_factor", 1.5), ["partial_rotary_factor is 1.5"]),
+    ("GPTQ groups of 2^63 - 1", put("quantization_config", {"quant_method": "gptq", "bits": 4, "group_size": 2**63}), ["group_size"]),
+    ("FP8 blocks of 0", put("quantization_config", {"quant_method": "fp8", "weight_block_size": [0, 1]}), ["weight_block_size of 0"]),
     ("quantised weights", put("quantization_config", {"quant_method": "hqq"}), ['weights quantised by "hqq"']),
 ] + JSON_FILES
 
@@ -354,6 +356,11 @@ MANIFEST = [
     ("heads that do not divide", put(SETTINGS, "model", "query_heads", 5), ["'query_heads' is 5", "a multiple of the 2 kv_heads"]),
     ("absurd head dimension", put(SETTINGS, "model", "head_dim", 2**30), ["'head_dim' is 1073741824"]),
     ("theta a text", put(SETTINGS, "model", "rope", "theta", "1e5"), ["model rope", "'theta' is \"1e5\"", "a number"]),
+    ("theta 0", put(SETTINGS, "model", "rope", "theta", 0), ["rope.theta' is 0", "a finite number above 0"]),
+    ("unknown scaling", put(SETTINGS, "model", "rope", "scaling", "spiral"), ["'rope.scaling': is 'spiral'"]),
+    ("scaling no JSON", put(SETTINGS, "model", "rope", "scaling_json", "{"), ["'rope.scaling_json': not JSON"]),
+    ("scaling a list", put(SETTINGS, "model", "rope", "scaling_json", "[1]"), ["'rope.scaling_json': not a JSON object"]),
+    ("decoder a list", put(SETTINGS, "decoder", [1]), ["'decoder' is [1]", "an object"]),
     ("unknown rope", put(SETTINGS, "model", "rope", "kind", "spiral"), ["rope.kind", "half-split or interleaved"]),
     ("rotary dimension beyond the head", put(SETTINGS, "model", "rope", "rotary_dim", 10), ["rope.rotary_dim' is 10"]),
     ("window layer beyond the last", put(SETTINGS, "model", "sliding_window_layers", [1, 3]), ["'sliding_window_layers' has 3"]),

@@ -222,5 +222,27 @@ TEST_F(FileTasks, FilesAreChecked) {
   EXPECT_THROW(file_task("mmlu", write("{}\n"), {}), Error);
 }
 
+TEST_F(FileTasks, HostileFilesAreRefusedInBoundedMemory) {
+  const auto refusal = [](const std::string& path) -> std::string {
+    try {
+      file_task("gsm8k", path, {});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::bad_input);
+      return error.what();
+    }
+    return "taken";
+  };
+  EXPECT_NE(refusal("/dev/zero").find("not a regular file"), std::string::npos);
+  const std::string good = R"({"question":"1?","answer":"#### 1"})";
+  EXPECT_NE(refusal(write(good + "\n" + std::string(100000, '[') + "\n")).find("line 2: nests"), std::string::npos);
+  EXPECT_NE(refusal(write(R"({"question":"1?","question":"2?","answer":"#### 1"})")).find("appears twice"),
+            std::string::npos);
+  const std::string endless = write(good + "\n");
+  fs::resize_file(endless, uint64_t{1} << 40);  // of which the disk holds nothing
+  EXPECT_NE(refusal(endless).find("line 2: no end within 64 MiB"), std::string::npos);
+  EXPECT_EQ(read("gsm8k", good).samples.size(), 1u) << "the last line may have no end";
+  EXPECT_EQ(read("gsm8k", "\r\n" + good + "\r\n\n" + good).samples.size(), 2u);
+}
+
 }  // namespace
 }  // namespace kvcc

@@ -112,6 +112,17 @@ KVCC_FUZZ(index_json) {
   read_all(open_model(scratch_folder() + "/indexed"));
 }
 
+/// The first line is a quantization_config, the rest a safetensors file of such weights.
+KVCC_FUZZ(packed_weights) {
+  const size_t line = std::min(input.find('\n'), input.size());
+  const std::string config =
+      R"({"model_type":"llama","hidden_size":8,"num_hidden_layers":1,"num_attention_heads":1,"intermediate_size":8,)"
+      R"("vocab_size":2,"tie_word_embeddings":true,"quantization_config":)";
+  put_file("packed/config.json", config + std::string(input.substr(0, line)) + "}");
+  put_file("packed/model.safetensors", input.substr(std::min(line + 1, input.size())));
+  read_all(open_model(scratch_folder() + "/packed"));
+}
+
 KVCC_FUZZ(tokenizer_json) {
   TokenizerSource source;
   source.json_path = source.place = put_file("tokenizer.json", input);

@@ -50,7 +50,8 @@ while [ $# -gt 0 ]; do
     --seconds) [[ $2 =~ ^[1-9][0-9]*$ ]] || refuse "$1: $2; wanted a number of seconds"; pass+=("$1" "$2") ;;
     --tokens)
       for n in ${2//,/ }; do
-        [[ $n =~ ^[1-9][0-9]{0,6}$ ]] && [ $((n % 64)) = 0 ] || refuse "$1: $n; wanted multiples of 64"
+        [[ $n =~ ^[1-9][0-9]{0,6}$ ]] || refuse "$1: $n; wanted multiples of 64"
+        [ $((n % 64)) = 0 ] || refuse "$1: $n; wanted multiples of 64"
       done
       pass+=("$1" "$2")
       ;;

@@ -1,10 +1,14 @@
 /* Reads what `kvcc export NAME.kvcb --to safetensors` writes and decodes pages of layout linear-1
  * (formats/spec/cache.md). One file of C99, nothing of kvcc: include it, and link the C mathematical library (fmaf).
  *
- *   kvcc_file file;        bytes of the whole export, read or mapped by the caller, who keeps them while they are in
- * use kvcc_head head; const char *error = kvcc_open(&file, bytes, size); if (!error) error = kvcc_open_head(&file,
- * "key", layer, 0, &head);      layer: the model's number if (!error) error = kvcc_decode_head(&head, page, page_bytes,
- * capacity, tokens, out);
+ *   kvcc_file file;
+ *   kvcc_head head;
+ *   const char* error = kvcc_open(&file, bytes, size);
+ *   if (!error) error = kvcc_open_head(&file, "key", layer, 0, &head);
+ *   if (!error) error = kvcc_decode_head(&head, page, page_bytes, capacity, tokens, out);
+ *
+ * `bytes` are the whole export, which the caller has read or mapped and keeps while they are in use; `layer` is the
+ * model's number of it.
  *
  * Functions return NULL, or what is wrong as a constant text. Nothing is allocated; every read is inside `size` or
  * `page_bytes`, whatever the bytes are. Keys are decoded as they are stored: before RoPE where the scheme says so. */

@@ -1,4 +1,6 @@
 """kvcc eval's journal: an interrupted evaluation goes on where it was, and gives the same figures."""
+import fcntl
+import hashlib
 import json
 import os
 import signal
@@ -18,6 +20,14 @@ def command(tmp_path_factory):
     random_ids(folder / "windows.npy", 3, 64, seed=1)
     return [folder / "model", "--ids", folder / "windows.npy", "--seqlen", 64, "--scheme", "int4", "--scheme", "int2",
             "--mode", "full,pseudo-decode", "--block", 16, "--repair", 5, "--attention", 4]
+
+
+@pytest.fixture(scope="module")
+def journal(command, tmp_path_factory):
+    """Lines of the journal of one window."""
+    path = tmp_path_factory.mktemp("whole") / "j.jsonl"
+    evaluate(*command, "--journal", path, "--windows", 1)
+    return path.read_text().splitlines(keepends=True)
 
 
 def records(path):
@@ -65,20 +75,76 @@ def test_no_journal_of_another_model(command, tmp_path):
     tiny_llama(tmp_path / "other", seed=5, **CALM)
     error = run("eval", tmp_path / "other", *command[1:], "--journal", path, "--resume", code=3).stderr
     assert "another model" in error and "--journal" in error
-    path.write_text("hello\n")
-    assert "j.jsonl" in run("eval", *command, "--journal", path, "--resume", code=3).stderr
     evaluate(*command, "--journal", path, "--windows", 1)  # without --resume it is started anew
     assert len(records(path)) == 5
 
 
-def test_a_damaged_record_is_refused(command, tmp_path):
+@pytest.mark.parametrize("text", ["hello\n", "hello", '{"kind":"another journal"}\n'])
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_what_is_no_journal_is_left_as_it_is(command, tmp_path, text, resume):
+    """An artifact, say, whose name was given by mistake."""
     path = tmp_path / "j.jsonl"
-    evaluate(*command, "--journal", path, "--windows", 1)
-    lines = path.read_text().splitlines(keepends=True)
-    for broken in ("[1]\n", lines[2].replace('"kl":', '"lk":', 1), lines[2].replace('"run":', '"nur":', 1)):
+    path.write_text(text)
+    assert f"{path}: is there and no journal" in run("eval", *command, "--journal", path, *resume, code=3).stderr
+    assert path.read_text() == text
+
+
+def test_killed_in_the_first_line(command, journal, tmp_path):
+    path = tmp_path / "j.jsonl"
+    for cut in (0, len(journal[0]) - 1):
+        path.write_text(journal[0][:cut])
+        evaluate(*command, "--journal", path, "--windows", 1, "--resume")
+        assert len(records(path)) == 5 and path.read_text().startswith(journal[0])
+
+
+def test_a_second_writer_is_refused_by_name(command, journal, tmp_path):
+    path = tmp_path / "j.jsonl"
+    path.write_text("".join(journal))
+    before = path.read_bytes()
+    with open(path) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert f"{path}: another process is writing it" in run("eval", *command, "--journal", path, code=3).stderr
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_record_is_refused(command, journal, tmp_path):
+    """Other JSON, members that are missing, twice there or of other types, and any digit that is another: by line."""
+    path, lines, line = tmp_path / "j.jsonl", journal, journal[2]
+    place = line.index('"kl":"') + 20
+    other = line[:place] + ("0" if line[place] != "0" else "1") + line[place + 1:]
+    for broken in ("[1]\n", "[" * 100000 + "\n", line.replace('"kl":', '"lk":', 1), line.replace('"run":', '"nur":', 1),
+                   line.replace('"run":', '"run":"a","run":', 1), line.replace('"run":"', '"run":1,"was":"', 1), other):
         path.write_text("".join(lines[:2]) + broken + "".join(lines[3:]))
         error = run("eval", *command, "--journal", path, "--windows", 1, "--resume", code=3).stderr
-        assert "j.jsonl" in error
+        assert "j.jsonl line 3" in error, error
+
+
+def sealed(line):
+    """The line with the checksum of what it holds now."""
+    entry = json.loads(line)
+    record = json.dumps(entry["record"], separators=(",", ":"))
+    entry["sha256"] = hashlib.sha256(f"{entry['run']}\n{entry['window']}\n{record}".encode()).hexdigest()
+    return json.dumps(entry, separators=(",", ":")) + "\n"
+
+
+@pytest.mark.parametrize("name, change", [
+    ("nll", lambda r: r.__setitem__("nll", r["nll"][:-8])), ("nll", lambda r: r.__setitem__("nll", r["nll"][:-3])),
+    ("nll", lambda r: r.__setitem__("nll", "-" + r["nll"][1:])), ("kl", lambda r: r.__setitem__("kl", "")),
+    ("agreed", lambda r: r.__setitem__("agreed", "1")), ("magnitude", lambda r: r["magnitude"].pop()),
+    ("total", lambda r: r.__setitem__("total", [])), ("repairs", lambda r: r.pop("repairs")),
+    ("repairs", lambda r: r["repairs"][0].pop()), ("attention", lambda r: r.pop("attention")),
+    ("attention", lambda r: r["attention"].pop()), ("attention", lambda r: r["attention"][3].pop()),
+    ("attention", lambda r: r["attention"][5].append(1)), ("outliers", lambda r: r.__setitem__("outliers", 1e300)),
+])
+def test_a_record_of_other_lengths_is_refused(command, journal, tmp_path, name, change):
+    """Whoever wrote it, with a right checksum: nothing is read beyond its end."""
+    path, lines = tmp_path / "j.jsonl", journal
+    assert sealed(lines[2]) == lines[2]
+    entry = json.loads(lines[2])
+    change(entry["record"])
+    path.write_text("".join(lines[:2]) + sealed(json.dumps(entry)) + "".join(lines[3:]))
+    error = run("eval", *command, "--journal", path, "--windows", 1, "--resume", code=3).stderr
+    assert "journal: window 0" in error or "j.jsonl line 3" in error, error
 
 
 def test_interrupt(command, tmp_path):

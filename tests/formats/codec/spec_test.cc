@@ -7,6 +7,7 @@
 
 #include "formats/codec/reference.h"
 #include "formats/codec/tails.h"
+#include "formats/codec/tensor_codec.h"
 #include "formats/core/scheme.h"
 #include "tests/spec_tables.h"
 
@@ -61,6 +62,26 @@ TEST(OnlineValuesPage, WorkedExample) {
     EXPECT_EQ(token.codes[column], whole(row[4])) << column;
     EXPECT_EQ(back[column], number(row[5])) << column;
   }
+}
+
+TEST(SchemesPage, PackedExample) {
+  const Rows rows = spec_tables("schemes.md", SIZE_MAX, " ")["part of the example bits bytes"];
+  const auto codec = make_codec(parse_scheme("k=int2@postrope/token:4,v=int2@token:4").value, 0, 1, 6);
+  const std::vector<float> x = {0.5f, -1, 2, 1.25f, 3, 3};
+  CodedTokens coded;
+  codec->encode(x, coded, "example");
+  ASSERT_EQ(rows.size(), coded.size());
+  std::vector<uint8_t> stated;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i][0], coded[i].name);
+    EXPECT_EQ(whole(rows[i][1]), coded[i].bits);
+    std::istringstream bytes(rows[i][2]);
+    for (std::string byte; bytes >> byte;) stated.push_back(static_cast<uint8_t>(std::stoi(byte, nullptr, 16)));
+  }
+  EXPECT_EQ(pack(coded), stated);
+  std::vector<float> back(x.size());
+  codec->decode(unpack(*codec, 1, stated, "example"), back);
+  EXPECT_EQ(back, (std::vector<float>{1, -1, 2, 1, 3, 3}));
 }
 
 TEST(SchemesPage, PresetsAreWhatTheTableSays) {

@@ -118,6 +118,18 @@ TEST_F(File, WritersThatWaitFollowOneAnother) {
   EXPECT_EQ(files(), 1u);
 }
 
+TEST_F(File, DevicesWithoutEndAreRefused) {
+  try {
+    read_text_file("/dev/zero");
+    ADD_FAILURE() << "read to the end";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::bad_input);
+    EXPECT_NE(std::string(error.what()).find("/dev/zero: more than 256.0 MiB from a pipe or device"),
+              std::string::npos);
+  }
+  EXPECT_EQ(read_text_file("/dev/null"), "");
+}
+
 TEST_F(File, WhatIsInTheWayIsNamed) {
   fs::create_directory(at("a.partial"));
   EXPECT_THROW(write_text_file(at("a"), "x"), Error);

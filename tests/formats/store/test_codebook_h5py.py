@@ -103,7 +103,7 @@ def tables(page):
         if not line.startswith("|"):
             head = None
             continue
-        cells = [cell.strip().strip("`") for cell in line.strip().strip("|").split("|")]
+        cells = [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
         if head is None:
             head = tuple(cells)
             found.setdefault(head, [])

@@ -115,6 +115,7 @@ TEST_F(Changed, FieldsOfTheMetadata) {
   metadata("model.head_dim", "32", "key/scale");
   metadata("model.rope_theta", "nan", "a number");
   metadata("model.rope_theta", "", "a number");
+  for (const char* theta : {"0", "-10000"}) metadata("model.rope_theta", theta, "above 0");
   metadata("model.rope_kind", "x", "half-split or interleaved");
   metadata("model.rope_rotary_dim", "15", "an even number");
   metadata("model.rope_rotary_dim", "18", "0 to 16");

@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "formats/core/json.h"
 #include "tests/kernels/runtime/made.h"
 
 namespace kvcc::test {
@@ -36,7 +37,7 @@ inline std::string data_of(const std::string& file) {
 /// The file of a header and data, with the checksum of what they hold.
 inline std::string file_of(ordered_json header, const std::string& data, bool checksum = true) {
   if (checksum) {
-    std::map<std::string, std::string> metadata = header["__metadata__"];
+    std::map<std::string, std::string> metadata = header.at("__metadata__");
     std::map<std::string, ordered_json> tensors;
     std::string text;
     for (const auto& [name, value] : metadata) {
@@ -49,15 +50,15 @@ inline std::string file_of(ordered_json header, const std::string& data, bool ch
     }
     for (const auto& [name, entry] : tensors) {
       std::string shape;
-      for (const int64_t n : entry["shape"]) {
+      for (const int64_t n : json_member<std::vector<int64_t>>(entry, "shape", name)) {
         if (!shape.empty()) shape += 'x';
         shape += std::to_string(n);
       }
-      const size_t begin = entry["data_offsets"][0], end = entry["data_offsets"][1];
+      const auto [begin, end] = json_member<std::array<uint64_t, 2>>(entry, "data_offsets", name);
       text.append("tensor ")
           .append(name)
           .append(" ")
-          .append(entry["dtype"].get<std::string>())
+          .append(entry.at("dtype").get<std::string>())
           .append(" ")
           .append(shape);
       text.append(" ").append(std::to_string(end - begin)).append("\n").append(data, begin, end - begin).append("\n");

@@ -1,182 +1,20 @@
-// The HDF5 library's only users. Files are built and parsed as images in memory: writing goes through AtomicFile,
-// reading through MappedFile, and HDF5's own ways with paths, locks and full disks never come into it.
+// The tree that the image of an HDF5 file holds.
 #include <fmt/format.h>
-#include <hdf5.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cstring>
-#include <memory>
-#include <mutex>
-#include <utility>
 
 #include "formats/core/error.h"
 #include "formats/core/text.h"
-#include "formats/store/hdf5_checksum.h"
+#include "formats/store/hdf5_library.h"
 #include "formats/store/hdf5_structure.h"
-#include "formats/store/tree.h"
 
 namespace kvcc {
 namespace {
 
+using namespace hdf5;
+
 constexpr int kMaxDepth = 16;
 constexpr size_t kMaxObjects = 1 << 20;
-
-/// The library keeps global state and is not thread-safe as Debian builds it.
-std::mutex& library_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
-
-/// Owns an HDF5 identifier.
-class Handle {
- public:
-  Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
-  ~Handle() {
-    if (id_ >= 0) close_(id_);
-  }
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
-  operator hid_t() const { return id_; }
-  bool valid() const { return id_ >= 0; }
-  herr_t close_now() {
-    const hid_t id = std::exchange(id_, -1);
-    return id >= 0 ? close_(id) : 0;
-  }
-
- private:
-  hid_t id_;
-  herr_t (*close_)(hid_t);
-};
-
-/// The innermost message of the library's error stack, for our message.
-std::string library_message() {
-  std::string message;
-  H5Ewalk2(
-      H5E_DEFAULT, H5E_WALK_UPWARD,
-      [](unsigned n, const H5E_error2_t* error, void* out) -> herr_t {
-        if (n == 0 && error->desc != nullptr) *static_cast<std::string*>(out) = error->desc;
-        return 0;
-      },
-      &message);
-  return message.empty() ? "HDF5 failed" : message;
-}
-
-/// Throws Error(resource) at `place` when a small multiple of `bytes` can't be had. Asked before the library is
-/// entered, as libhdf5 1.10 itself crashes where its first allocations fail; and after it failed, as a damaged file may
-/// ask for absurd sizes, which is no want of memory. Its small allocations number some thousands, each of which takes a
-/// page in a thread that malloc could make no arena for.
-void check_memory(const std::string& place, size_t bytes) {
-  const size_t wanted = 4 * bytes + (24 << 20);
-  void* const probe = mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (probe == MAP_FAILED) throw Error(ErrorKind::resource, place, "out of memory");
-  munmap(probe, wanted);
-}
-
-/// Throws the writer's error unless `id` is valid: the image is made in memory, so that only memory can run out.
-hid_t made(hid_t id) {
-  if (id < 0) throw Error(ErrorKind::resource, "HDF5 image", library_message());
-  return id;
-}
-void done(herr_t status) { made(status); }
-
-hid_t file_type(Element type) {
-  switch (type) {
-    case Element::u8:
-      return H5T_STD_U8LE;
-    case Element::u16:
-      return H5T_STD_U16LE;
-    case Element::u32:
-      return H5T_STD_U32LE;
-    case Element::u64:
-      return H5T_STD_U64LE;
-    case Element::i8:
-      return H5T_STD_I8LE;
-    case Element::i16:
-      return H5T_STD_I16LE;
-    case Element::i32:
-      return H5T_STD_I32LE;
-    case Element::i64:
-      return H5T_STD_I64LE;
-    case Element::f32:
-      return H5T_IEEE_F32LE;
-    case Element::f64:
-      return H5T_IEEE_F64LE;
-    case Element::text:
-      break;
-  }
-  throw Error(ErrorKind::failed, "HDF5 image", "text outside an attribute");
-}
-
-// ---- writing
-
-hid_t make_space(const std::vector<int64_t>& shape) {
-  if (shape.empty()) return made(H5Screate(H5S_SCALAR));
-  const std::vector<hsize_t> extents(shape.begin(), shape.end());
-  return made(H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr));
-}
-
-void write_attribute(hid_t object, const std::string& name, const TreeValue& value) {
-  const Handle space(make_space(value.shape), H5Sclose);
-  std::string bytes = value.bytes;
-  Handle text_type(value.type == Element::text ? made(H5Tcopy(H5T_C_S1)) : hid_t{-1}, H5Tclose);
-  if (text_type.valid()) {
-    bytes.resize(std::max<size_t>(1, bytes.size()));  // a text type has at least one byte
-    done(H5Tset_size(text_type, bytes.size()));
-    done(H5Tset_strpad(text_type, H5T_STR_NULLPAD));
-    done(H5Tset_cset(text_type, H5T_CSET_UTF8));
-  }
-  const hid_t type = text_type.valid() ? static_cast<hid_t>(text_type) : file_type(value.type);
-  const Handle attribute(made(H5Acreate2(object, name.c_str(), type, space, H5P_DEFAULT, H5P_DEFAULT)), H5Aclose);
-  if (!bytes.empty()) done(H5Awrite(attribute, type, bytes.data()));
-}
-
-void write_attributes(hid_t object, const TreeObject& from) {
-  for (const auto& [name, value] : from.attributes) write_attribute(object, name, value);
-}
-
-/// Settings that every object's creation list shares: no times, attributes and links kept in the object's header.
-void set_plain(hid_t list) {
-  done(H5Pset_obj_track_times(list, false));
-  done(H5Pset_attr_phase_change(list, 256, 0));
-}
-
-void write_dataset(hid_t file, const std::string& path, const TreeObject& object) {
-  const TreeValue& value = object.value;
-  const Handle list(made(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
-  set_plain(list);
-  done(H5Pset_layout(list, H5D_CONTIGUOUS));
-  done(H5Pset_fill_time(list, H5D_FILL_TIME_NEVER));
-  done(H5Pset_alloc_time(list, H5D_ALLOC_TIME_EARLY));
-  const Handle space(make_space(value.shape), H5Sclose);
-  const hid_t type = file_type(value.type);
-  const Handle dataset(made(H5Dcreate2(file, path.c_str(), type, space, H5P_DEFAULT, list, H5P_DEFAULT)), H5Dclose);
-  if (!value.bytes.empty()) done(H5Dwrite(dataset, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, value.bytes.data()));
-  write_attributes(dataset, object);
-}
-
-void write_group(hid_t file, const std::string& path, const TreeObject& object) {
-  if (path == "/") {
-    const Handle root(made(H5Gopen2(file, "/", H5P_DEFAULT)), H5Gclose);
-    write_attributes(root, object);
-    return;
-  }
-  const Handle list(made(H5Pcreate(H5P_GROUP_CREATE)), H5Pclose);
-  set_plain(list);
-  done(H5Pset_link_phase_change(list, 256, 0));
-  const Handle group(made(H5Gcreate2(file, path.c_str(), H5P_DEFAULT, list, H5P_DEFAULT)), H5Gclose);
-  write_attributes(group, object);
-}
-
-/// H5Fget_file_image clears the "open for writing" flag of the superblock but leaves the checksum that was made with
-/// it (HDF5 1.10.8). This is that checksum again, over the 44 bytes before it.
-void repair_superblock(std::string& image) {
-  constexpr size_t kBytes = 44;
-  const uint32_t sum = hdf5::lookup3(image.data(), kBytes);
-  std::memcpy(image.data() + kBytes, &sum, sizeof sum);
-}
-
-// ---- reading
 
 struct Reader {
   std::string place;
@@ -351,39 +189,6 @@ struct Reader {
 };
 
 }  // namespace
-
-std::string tree_to_hdf5(const Tree& tree) {
-  const std::lock_guard<std::mutex> lock(library_mutex());
-  size_t bytes = 1 << 16;
-  for (const auto& [path, object] : tree) bytes += object.value.bytes.size() + 1024;
-  check_memory("HDF5 image", bytes);
-  H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
-  const Handle access(made(H5Pcreate(H5P_FILE_ACCESS)), H5Pclose);
-  done(H5Pset_fapl_core(access, bytes, false));
-  done(H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V18));
-  const Handle creation(made(H5Pcreate(H5P_FILE_CREATE)), H5Pclose);
-  set_plain(creation);
-  done(H5Pset_link_phase_change(creation, 256, 0));
-  Handle file(made(H5Fcreate("image", H5F_ACC_TRUNC, creation, access)), H5Fclose);
-  Tree with_groups = tree;
-  with_groups["/"];
-  for (const auto& [path, object] : tree) {
-    for (size_t slash = path.find('/', 1); slash != std::string::npos; slash = path.find('/', slash + 1)) {
-      with_groups[path.substr(0, slash)];
-    }
-  }
-  for (const auto& [path, object] : with_groups) {
-    object.dataset ? write_dataset(file, path, object) : write_group(file, path, object);
-  }
-  done(H5Fflush(file, H5F_SCOPE_GLOBAL));
-  const ssize_t size = H5Fget_file_image(file, nullptr, 0);
-  made(size);
-  std::string image(static_cast<size_t>(size), '\0');
-  made(H5Fget_file_image(file, image.data(), image.size()));
-  done(file.close_now());
-  repair_superblock(image);
-  return image;
-}
 
 Tree hdf5_to_tree(std::span<const std::byte> bytes, const std::string& place) {
   constexpr unsigned char kSignature[] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
