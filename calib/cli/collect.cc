@@ -83,6 +83,7 @@ class Collection {
   }
 
   int run() {
+    if (!files_.left_out.empty()) spdlog::info("{}: {}", o_.model, files_.left_out);
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     if (o_.dataset == "self") {
       describe_self();

@@ -171,10 +171,17 @@ std::string ggml_type_name(uint32_t ggml_id) {
 
 std::string known_weight_types() {
   std::string text;
-  for (const BlockFormat& format : kFormats) {
-    if (format.ggml_id != kNoGgml) text += (text.empty() ? "" : ", ") + std::string(format.name);
-  }
+  for (const std::string& name : weight_types(true)) text += (text.empty() ? "" : ", ") + name;
   return text;
+}
+
+std::vector<std::string> weight_types(bool gguf) {
+  std::vector<std::string> names;
+  for (const BlockFormat& format : kFormats) {
+    const bool plain = format.type <= WeightType::bf16;
+    if (gguf ? format.ggml_id != kNoGgml : plain || format.ggml_id == kNoGgml) names.push_back(format.name);
+  }
+  return names;
 }
 
 const char* weight_type_name(WeightType type) { return block_format(type).name; }

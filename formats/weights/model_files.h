@@ -90,6 +90,7 @@ struct ModelFiles {
   TokenizerSource tokenizer;
   std::string dtype;  ///< most frequent weight type by elements, e.g. "Q4_1"
   std::vector<std::string> weight_files;
+  std::string left_out;  ///< what of the files is not used, for people; "" when all is
 };
 
 /// Opens `path` (a .gguf file or a directory). Checks every tensor's bounds against its file, and that the tensors the
