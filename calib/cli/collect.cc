@@ -84,6 +84,7 @@ class Collection {
   }
 
   int run() {
+    if (!files_.left_out.empty()) spdlog::info("{}: {}", o_.model, files_.left_out);
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     samples_ = source_.draw(o_.samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
     settings_.model = kvcc::model_info(files_);

@@ -57,12 +57,13 @@ Json key_error(const KeyErrors& errors) {
   return json;
 }
 
-Json attention_error(const AttentionErrors& errors, const std::vector<int64_t>& queries, int heads) {
+Json attention_error(const AttentionErrors& errors, const EvalReport& report, int heads) {
   std::vector<double> relative;
   for (size_t i = 0; i < errors.still_power.size(); ++i) {
     relative.push_back(std::sqrt(errors.still_power[i] / errors.output_power[i]));
   }
-  return {{"queries", queries},
+  return {{"queries", report.queries},
+          {"layers", report.layers},
           {"static", errors.still_by_query},
           {"accumulated", errors.grown_by_query},
           {"kl_by_layer", by_layer(errors.still_kl, heads)},
@@ -99,7 +100,7 @@ Json measures(Json row, const EvalTable& table, const EvalReport& report, const 
         {{"percent", repair.percent}, {"kl_worst_exact", repair.worst_exact}, {"kl_rest_exact", repair.rest_exact}});
   }
   if (result.attention.windows > 0) {
-    row["attention"] = attention_error(result.attention, report.queries, table.shape.query_heads);
+    row["attention"] = attention_error(result.attention, report, table.shape.query_heads);
   }
   return row;
 }

@@ -99,6 +99,7 @@ class Evaluation {
     size_t longest = 0;
     for (const std::vector<int32_t>& window : windows) longest = std::max(longest, window.size());
     report.bins = position_bins(static_cast<int64_t>(longest));
+    report.layers = files_.config.cached_layers();
     if (options_.attention_queries > 0) {
       report.queries = query_positions(static_cast<int64_t>(windows[0].size()), options_.attention_queries);
     }
@@ -200,7 +201,7 @@ class Evaluation {
       pass.normed = decoder_.forward(ids_tensor(ids))[0];
       return pass;
     }
-    reference_.emplace(decoder_.layers(), queries);
+    reference_.emplace(files_.config.cached_layers(), queries);
     std::vector<ReferenceTap::Subject> subjects;
     for (Work& one : work) {
       one.record.attention.windows = 1;

@@ -63,6 +63,7 @@ struct EvalReport {
   std::vector<EvalResult> results;  ///< subject by subject, each in all modes
   std::vector<int64_t> bins;  ///< first predicted position of each bin of positions, then the longest window's length
   std::vector<int64_t> queries;  ///< positions at which attention was compared
+  std::vector<int> layers;       ///< the model's that have a cache
 };
 
 /// Estimate of the resident memory of evaluate() with windows of `seqlen` tokens.

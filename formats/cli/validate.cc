@@ -1,5 +1,6 @@
 // kvcc validate: everything that is wrong with files of kvcc, and whether a model can be used.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -45,6 +46,7 @@ void check_model(const std::string& path, Verdict& verdict) {
     verdict.holds.push_back(
         fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));
   }
+  if (!files.left_out.empty()) spdlog::info("{}: {}", path, files.left_out);
 }
 
 /// A model, or kvcc's export.

@@ -23,6 +23,7 @@ enum class WeightType : uint8_t {
   q5_0,
   q5_1,
   q8_0,
+  q1_0,
   q2_k,
   q3_k,
   q4_k,
@@ -30,6 +31,13 @@ enum class WeightType : uint8_t {
   q6_k,
   tq1_0,
   tq2_0,
+  iq1_s,
+  iq1_m,
+  iq2_xxs,
+  iq2_xs,
+  iq2_s,
+  iq3_xxs,
+  iq3_s,
   iq4_nl,
   iq4_xs,
   mxfp4,
@@ -82,6 +90,7 @@ struct ModelFiles {
   TokenizerSource tokenizer;
   std::string dtype;  ///< most frequent weight type by elements, e.g. "Q4_1"
   std::vector<std::string> weight_files;
+  std::string left_out;  ///< what of the files is not used, for people; "" when all is
 };
 
 /// Opens `path` (a .gguf file or a directory). Checks every tensor's bounds against its file, and that the tensors the

@@ -314,7 +314,7 @@ GGUF = [
     ("product of extents wraps", gguf_tensor(GQ, 1, [2**32, 2**32]), ["tensor " + GQ, "overflows"]),
     ("product wraps to the right size", gguf_tensor(GQ, 1, [8, 2**61 + 1, 8]), ["tensor " + GQ, "overflows"]),
     ("half a block", lambda f: (gguf_tensor(GQ, 2, 2)(f)), ["tensor " + GQ, "rows of 8 values in Q4_0", "a multiple of 32"]),
-    ("type that kvcc does not read", gguf_tensor(GQ, 2, 16), ["tensor " + GQ, "weight type IQ2_XXS", "one of F32"]),
+    ("type that kvcc does not read", gguf_tensor(GQ, 2, 15), ["tensor " + GQ, "weight type Q8_K", "one of F32"]),
     ("unknown type", gguf_tensor(GQ, 2, 4000), ["tensor " + GQ, "weight type number 4000"]),
     ("F15 offset 2^40", gguf_tensor(GQ, 3, 2**40), ["tensor " + GQ, "truncated: needs 256 bytes at offset 1099511627776"]),
     ("offset that wraps", gguf_tensor(GQ, 3, 2**64 - 32), ["tensor " + GQ, "truncated: needs 256 bytes"]),
