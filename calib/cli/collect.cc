@@ -12,6 +12,7 @@
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
+#include "formats/core/json.h"
 #include "formats/core/text.h"
 
 namespace {
@@ -120,7 +121,7 @@ class Collection {
   void set_weights() {
     weights_ = kvcc::read_weights_for(o_.weights, files_, settings_.model);
     options_.weights = &*weights_;
-    Json decoder = Json::parse(settings_.decoder_json);
+    Json decoder = kvcc::parse_json<Json>(settings_.decoder_json, "the decoder");
     decoder["quantised_weights"] = weights_->content_sha256;
     settings_.decoder_json = decoder.dump();
   }
