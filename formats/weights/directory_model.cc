@@ -213,7 +213,11 @@ ModelFiles open_directory_model(const std::string& path) {
   TokenizerSource& tokenizer = files.tokenizer;
   const std::string json_path = below(path, "tokenizer.json"), settings = below(path, "tokenizer_config.json");
   tokenizer.place = path;
+  const std::string sentencepiece = below(path, "tokenizer.model"), added = below(path, "added_tokens.json");
   if (is_file(json_path)) tokenizer.json_path = tokenizer.place = json_path;
+  if (is_file(sentencepiece)) tokenizer.sentencepiece_path = sentencepiece;
+  if (tokenizer.json_path.empty() && is_file(sentencepiece)) tokenizer.place = sentencepiece;
+  if (is_file(added)) tokenizer.added_json_path = added;
   if (is_file(settings)) tokenizer.config_json_path = settings;
   tokenizer.bos_id = files.config.bos_id;
   tokenizer.eos_id = files.config.eos_id;

@@ -70,15 +70,20 @@ class TensorSource {
   virtual void check_unchanged(bool name_too) const = 0;
 };
 
-/// What a tokenizer is made from: one of the two is filled.
+/// What a tokenizer is made from: the files of a directory, or GGUF metadata. Of two files tokenizer.json counts.
 struct TokenizerSource {
-  std::string json_path;         ///< tokenizer.json of a Hugging Face directory
-  std::string config_json_path;  ///< tokenizer_config.json, may be ""
+  std::string json_path;           ///< tokenizer.json of a Hugging Face directory, may be ""
+  std::string sentencepiece_path;  ///< tokenizer.model, may be ""
+  std::string config_json_path;    ///< tokenizer_config.json, may be ""
+  std::string added_json_path;     ///< added_tokens.json, may be ""
   // GGUF metadata
   std::string gguf_model, gguf_pre;  ///< tokenizer.ggml.model ("gpt2"), tokenizer.ggml.pre ("smollm")
   std::vector<std::string> gguf_tokens, gguf_merges;
   std::vector<int32_t> gguf_token_types;
-  int64_t gguf_add_bos = -1;  ///< tokenizer.ggml.add_bos_token: 0, 1, or -1 absent
+  std::vector<double> gguf_scores;                           ///< tokenizer.ggml.scores
+  std::string gguf_charsmap;                                 ///< tokenizer.ggml.precompiled_charsmap
+  int64_t gguf_space_prefix = -1, gguf_removes_spaces = -1;  ///< add_space_prefix, remove_extra_whitespaces: as below
+  int64_t gguf_add_bos = -1;                                 ///< tokenizer.ggml.add_bos_token: 0, 1, or -1 absent
   int64_t bos_id = -1, eos_id = -1;
   std::string place;  ///< for errors: the file
 };
