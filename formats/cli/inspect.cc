@@ -8,6 +8,7 @@
 
 #include "calib/report/html_report.h"
 #include "calib/report/text_page.h"
+#include "calib/report/vector_report.h"
 #include "formats/cli/program.h"
 #include "formats/cli/terminal.h"
 #include "formats/core/effective_bits.h"
@@ -165,6 +166,9 @@ int inspect_codebook(const Options& options, const Common& common) {
              fmt::format("kvcc {}{}, activations {}", from.tool_version, from.date.empty() ? "" : " on " + from.date,
                          short_hash(from.activations_sha256)),
              style);
+  if (codebook.scheme.is_vector() && options.layer < 0 && options.head < 0) {
+    fmt::print("\n{}", kvcc::cli::table(kvcc::vector_rows(codebook)));
+  }
   fmt::print("\n");
   print_heads(options, data, heads, style);
   return 0;
