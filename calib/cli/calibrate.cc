@@ -300,8 +300,7 @@ class Calibration {
     for (size_t i = 0; i < artifacts_.size(); ++i) {
       const kvcc::Codebook& book = books_[i];
       const Json row = evaluation_row(i);
-      kvcc::EffectiveBitsQuery query;
-      query.key_outlier_fraction = kvcc::mean_outlier_fraction(book.key.outlier_fraction);
+      const kvcc::EffectiveBitsQuery query = kvcc::bits_query(book);
       Json result{{"scheme", o_.schemes[i]},
                   {"codebook", artifacts_[i]},
                   {"content_sha256", book.content_sha256},

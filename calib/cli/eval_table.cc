@@ -31,7 +31,7 @@ EffectiveBits bits_of(const EvalTable& table, const EvalSubject* subject, int64_
   EffectiveBitsQuery query = table.bits;
   query.context = context;
   if (subject == nullptr) return effective_bits(parse_scheme("fp"), table.shape, query);
-  if (subject->codebook) query.key_outlier_fraction = mean_outlier_fraction(subject->codebook->key.outlier_fraction);
+  if (subject->codebook) query = bits_query(*subject->codebook, query);
   return effective_bits(subject->scheme, table.shape, query);
 }
 

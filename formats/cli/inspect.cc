@@ -8,6 +8,7 @@
 
 #include "calib/report/html_report.h"
 #include "calib/report/text_page.h"
+#include "calib/report/vector_report.h"
 #include "calib/report/weights_report.h"
 #include "formats/cli/output.h"
 #include "formats/cli/program.h"
@@ -176,6 +177,9 @@ int inspect_codebook(const Options& options, const Common& common) {
           short_hash(from.activations_sha256),
           from.quantised_weights.empty() ? "" : ", of the quantised weights " + short_hash(from.quantised_weights)),
       style);
+  if (codebook.scheme.is_vector() && options.layer < 0 && options.head < 0) {
+    fmt::print("\n{}", kvcc::cli::table(kvcc::vector_rows(codebook)));
+  }
   fmt::print("\n");
   print_heads(options, data, heads, style);
   return 0;
