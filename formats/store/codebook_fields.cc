@@ -107,7 +107,7 @@ std::vector<int64_t> field_extents(const CodebookField& field, const CacheShape&
 }
 
 std::span<const CodebookAttribute> codebook_attributes() {
-  static const std::array<CodebookAttribute, 39> all = {{
+  static const std::array<CodebookAttribute, 40> all = {{
       {"/", "format", "text", true},
       {"/", "format_version", "text", true},
       {"/", "content_sha256", "text", true},
