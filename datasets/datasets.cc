@@ -39,8 +39,10 @@ DatasetState look(const ManifestDataset& dataset, const ManifestSplit& split, co
     std::error_code ignored;
     if (!fs::is_regular_file(path, ignored)) continue;
     const std::string sha256 = sha256_file(path.string());
-    if (sha256 == split.file.sha256) {
+    if (sha256 == split.file.sha256 || split.file.sha256.empty()) {
       state.path = path.string();
+      state.file.sha256 = sha256;
+      if (split.file.sha256.empty()) state.file.bytes = fs::file_size(path, ignored);
       break;
     }
     if (!is_another_split(dataset, split, sha256)) state.wrong.push_back(path.string());
@@ -79,7 +81,7 @@ ResolvedDataset resolve_dataset(const std::string& name, const std::string& cach
   for (const std::string& candidate : candidates) {
     const DatasetState state = look(dataset, find_split(dataset, candidate), cache_dir);
     if (!state.path.empty()) {
-      return {state.path, dataset.name + ":" + candidate, state.file.sha256, state.file.flavour};
+      return {state.path, dataset.name + ":" + candidate, state.file.sha256, state.file.flavour, dataset.articles};
     }
     for (const std::string& path : state.wrong) wrong.append(wrong.empty() ? "" : ", ").append(path);
     wanted.append(wanted.empty() ? "" : " or ").append(state.file.file);

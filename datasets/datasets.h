@@ -11,7 +11,7 @@ namespace kvcc {
 struct DatasetFile {
   std::string dataset, split;  ///< "wikitext-2", "calibration"
   std::string file;            ///< path below KVCC_DATA or the cache
-  std::string sha256;
+  std::string sha256;          ///< "": any file of this name is taken
   uint64_t bytes = 0;
   std::string flavour;  ///< raw, tokens
   std::string licence, origin;
@@ -21,6 +21,7 @@ struct DatasetFile {
 /// "wikitext-2" means train where it is available, else the split that is. Throws Error(bad_input) with the cure.
 struct ResolvedDataset {
   std::string path, name, sha256, flavour;
+  bool articles = false;  ///< documents begin at headings " = Title = "
 };
 ResolvedDataset resolve_dataset(const std::string& name, const std::string& cache_dir = "");
 

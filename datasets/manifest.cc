@@ -33,6 +33,11 @@ ManifestDataset read_dataset(const std::string& path, const json& entry) {
   dataset.folder = text(entry, "folder");
   check_name(path, dataset.name);
   check_name(path, dataset.folder);
+  if (entry.contains("aliases")) {
+    for (const json& alias : entry["aliases"]) dataset.aliases.push_back(alias.get<std::string>());
+  }
+  for (const std::string& alias : dataset.aliases) check_name(path, alias);
+  dataset.articles = text(entry, "documents") == "articles";
   for (const json& split : entry.at("default")) dataset.defaults.push_back(split.get<std::string>());
   if (entry.contains("archives")) {
     for (const json& a : entry["archives"]) {
@@ -49,13 +54,14 @@ ManifestDataset read_dataset(const std::string& path, const json& entry) {
                   text(s, "name"),
                   text(s, "file"),
                   text(s, "sha256"),
-                  s.at("bytes").get<uint64_t>(),
+                  s.value("bytes", uint64_t{0}),
                   text(s, "flavour"),
                   text(entry, "licence"),
                   text(entry, "title")};
     check_name(path, split.file.split);
     check_name(path, split.file.file);
-    check_sha256(path, split.file.sha256);
+    // Without a sha256 the file is taken as it is, and what it was is recorded; such a file is never fetched.
+    if (s.contains("sha256") || s.contains("archive")) check_sha256(path, split.file.sha256);
     split.file.file = dataset.folder + "/" + split.file.file;
     split.archive = text(s, "archive");
     split.member = text(s, "member");
@@ -114,7 +120,8 @@ const ManifestDataset& find_dataset(const std::vector<ManifestDataset>& all, con
   const std::string bare = name.substr(0, colon);
   split = colon == std::string::npos ? "" : name.substr(colon + 1);
   for (const ManifestDataset& dataset : all) {
-    if (dataset.name != bare) continue;
+    const bool alias = std::find(dataset.aliases.begin(), dataset.aliases.end(), bare) != dataset.aliases.end();
+    if (dataset.name != bare && !alias) continue;
     if (colon != std::string::npos) find_split(dataset, split);
     return dataset;
   }

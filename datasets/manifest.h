@@ -22,6 +22,8 @@ struct ManifestSplit {
 
 struct ManifestDataset {
   std::string name, folder;
+  std::vector<std::string> aliases;   ///< other names of it
+  bool articles = false;              ///< its documents begin at headings " = Title = "
   std::vector<std::string> defaults;  ///< splits that the bare name means, the first that is present
   std::vector<ManifestArchive> archives;
   std::vector<ManifestSplit> splits;

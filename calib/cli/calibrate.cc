@@ -6,7 +6,8 @@
 #include <filesystem>
 
 #include "calib/cli/artifact_name.h"
-#include "calib/cli/stage.h"
+#include "calib/cli/stage_chain.h"
+#include "calib/cli/text_options.h"
 #include "codegen/build/cxx.h"
 #include "codegen/build/nvcc.h"
 #include "datasets/datasets.h"
@@ -19,19 +20,20 @@
 
 namespace {
 
+using kvcc::cli::chain_stage;
 using kvcc::cli::Common;
+using kvcc::cli::read_record;
+using kvcc::cli::stage_document;
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
-
-constexpr uint64_t kMostRecord = 64 << 20;  ///< of NAME.fit.json and NAME.eval.json
 
 struct Options {
   std::string model, output, archs;
   std::vector<std::string> schemes;
   bool evaluate = false, beyond_context = false;
   // collect
-  std::string dataset, ids, bos = "auto", acts_dtype = "f32", recompute = "auto", on_nonfinite = "stop", max_memory;
-  std::vector<std::string> text;
+  kvcc::cli::TextOptions text;
+  std::string acts_dtype = "f32", recompute = "auto", on_nonfinite = "stop", max_memory;
   int64_t samples = 16, seqlen = 2048, seed = 0;
   // eval
   std::string eval_dataset, eval_ids;
@@ -46,14 +48,10 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-nuq4-1%-sink1)");
   app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90,cpu");
   CLI::Option* evaluate = app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
-  app.add_option("--dataset", o.dataset,
-                 "calibration text D[:split], or 'self' for the model's own samples (default: wikitext-2)");
-  app.add_option("--text", o.text, "calibration text files");
-  app.add_option("--ids", o.ids, "calibration token ids, .npy int32 [n, len] or [n]");
+  kvcc::cli::define_text(app, o.text, "sample", "wikitext-2");
   app.add_option("--samples", o.samples, "calibration samples")->capture_default_str();
   app.add_option("--seqlen", o.seqlen, "tokens a sample")->capture_default_str();
   app.add_option("--seed", o.seed, "seed of the sampling")->capture_default_str();
-  app.add_option("--bos", o.bos, "auto, on or off")->capture_default_str();
   app.add_option("--acts-dtype", o.acts_dtype, "stored activations: f32 or bf16")->capture_default_str();
   app.add_option("--recompute", o.recompute, "auto, on or off")->capture_default_str();
   app.add_option("--on-nonfinite", o.on_nonfinite, "stop or skip")->capture_default_str();
@@ -69,47 +67,14 @@ void define(CLI::App& app, Options& o) {
       ->capture_default_str()
       ->check(CLI::Range(2, 1 << 24).description(""))
       ->needs(evaluate);
-  CLI::Option* dataset =
-      app.add_option("--eval-dataset", o.eval_dataset,
-                     "evaluation text D[:split] (default: wikitext-2:evaluation; with --dataset self: self)")
-          ->needs(evaluate);
+  CLI::Option* dataset = app.add_option("--eval-dataset", o.eval_dataset,
+                                        "evaluation text: a data set or a file, as --dataset of kvcc eval has it "
+                                        "(default: wikitext-2:evaluation; with --dataset self: self)")
+                             ->needs(evaluate);
   CLI::Option* text = app.add_option("--eval-text", o.eval_text, "evaluation text files")->needs(evaluate);
   CLI::Option* ids = app.add_option("--eval-ids", o.eval_ids, "evaluation token ids, .npy")->needs(evaluate);
   dataset->excludes(text)->excludes(ids);
   text->excludes(ids);
-}
-
-/// A stage that failed. It has said why on stderr; its exit code is ours, and with --json its document too.
-struct StageFailed {
-  std::string verb;
-  kvcc::cli::StageResult result;
-};
-
-kvcc::cli::StageResult stage(const std::string& verb, std::vector<std::string> arguments, const Common& common) {
-  if (common.quiet) arguments.push_back("--quiet");
-  spdlog::info("{}", verb);
-  kvcc::cli::StageResult result = kvcc::cli::run_stage(verb, arguments);
-  if (result.exit_code != 0) throw StageFailed{verb, std::move(result)};
-  return result;
-}
-
-Json parse_output(const std::string& verb, const std::string& text) {
-  try {
-    return kvcc::parse_json<Json>(text, "kvcc " + verb);
-  } catch (const kvcc::Error& error) {
-    throw kvcc::Error(kvcc::ErrorKind::failed, "kvcc " + verb,
-                      std::string("printed no JSON document: ") + error.what());
-  }
-}
-
-Json read_record(const std::string& path) {
-  if (!fs::exists(path)) return Json::object();
-  try {
-    return kvcc::read_json<Json>(path, kMostRecord);
-  } catch (const kvcc::Error& error) {
-    spdlog::warn("{}: made anew", error.what());
-    return Json::object();
-  }
 }
 
 /// Whether a record has what the table is made from.
@@ -160,8 +125,8 @@ class Calibration {
       fit();
       if (!o_.archs.empty()) compile();
       if (o_.evaluate) evaluate();
-    } catch (const StageFailed& failed) {
-      return report(failed);
+    } catch (const kvcc::cli::StageFailed& failed) {
+      return report_failure(failed, common_);
     }
     print();
     return 0;
@@ -170,6 +135,8 @@ class Calibration {
  private:
   // The options of later stages are checked before hours of the earlier ones.
 
+  bool calibrates_on_self() const { return o_.text.datasets.size() == 1 && o_.text.datasets[0] == "self"; }
+
   void check_evaluation() {
     if (!o_.evaluate) return;
     std::vector<std::string> files = o_.eval_text;
@@ -177,9 +144,12 @@ class Calibration {
     for (const std::string& file : files)
       if (!fs::is_regular_file(file)) throw kvcc::bad_input(file, "no such file", "evaluation text or token ids");
     eval_dataset_ = o_.eval_dataset;
-    if (eval_dataset_.empty() && files.empty()) eval_dataset_ = o_.dataset == "self" ? "self" : "wikitext-2:evaluation";
-    if (!eval_dataset_.empty() && eval_dataset_ != "self")
-      eval_sha256_ = kvcc::resolve_dataset(eval_dataset_, common_.cache_dir).sha256;
+    if (eval_dataset_.empty() && files.empty()) eval_dataset_ = calibrates_on_self() ? "self" : "wikitext-2:evaluation";
+    if (!eval_dataset_.empty() && eval_dataset_ != "self") {
+      eval_sha256_ = fs::is_regular_file(eval_dataset_)
+                         ? kvcc::sha256_file(eval_dataset_)
+                         : kvcc::resolve_dataset(eval_dataset_, common_.cache_dir).sha256;
+    }
   }
 
   void check_archs() {
@@ -198,24 +168,6 @@ class Calibration {
     }
   }
 
-  int report(const StageFailed& failed) const {
-    const std::string& output = failed.result.output;
-    bool is_document = false;
-    try {
-      is_document = kvcc::parse_json<Json>(output, "kvcc " + failed.verb).contains("error");
-    } catch (const kvcc::Error&) {  // it has said why on stderr
-    }
-    const int code = failed.result.exit_code;
-    if (common_.json && !is_document)
-      throw kvcc::Error(code >= 1 && code <= 6 ? static_cast<kvcc::ErrorKind>(code) : kvcc::ErrorKind::failed,
-                        "kvcc " + failed.verb, "ended with exit code " + std::to_string(code) + " and said no more");
-    if (common_.json)
-      std::fputs(output.c_str(), stdout);
-    else if (!is_document)
-      std::fputs(output.c_str(), stderr);
-    return code;
-  }
-
   void collect() {
     std::vector<std::string> a{o_.model,
                                "-o",
@@ -226,8 +178,6 @@ class Calibration {
                                std::to_string(o_.seqlen),
                                "--seed",
                                std::to_string(o_.seed),
-                               "--bos",
-                               o_.bos,
                                "--acts-dtype",
                                o_.acts_dtype,
                                "--recompute",
@@ -240,13 +190,11 @@ class Calibration {
                                common_.cache_dir};
     if (o_.beyond_context) a.push_back("--beyond-context");
     append(a, "--max-memory", o_.max_memory);
-    append(a, "--dataset", o_.dataset);
-    append(a, "--ids", o_.ids);
-    for (const std::string& file : o_.text) append(a, "--text", file);
+    append_text(a, o_.text);
     a.push_back(common_.force ? "--force" : "--resume");
     if (common_.dry_run) a.push_back("--dry-run");
     if (common_.json) a.push_back("--json");
-    const kvcc::cli::StageResult result = stage("collect", a, common_);
+    const kvcc::cli::StageResult result = chain_stage("collect", a, common_);
     if (common_.dry_run) std::fputs(result.output.c_str(), stdout);
   }
 
@@ -259,7 +207,7 @@ class Calibration {
                                "--json"};
     for (const std::string& scheme : o_.schemes) append(a, "--scheme", scheme);
     a.push_back(common_.force ? "--force" : "--resume");
-    const Json document = parse_output("fit", stage("fit", a, common_).output);
+    const Json document = stage_document("fit", chain_stage("fit", a, common_).output);
     // A fit that was skipped keeps the seconds of the run that did it.
     Json record = read_record(base_ + ".fit.json");
     for (const Json& result : document.at("results")) {
@@ -278,7 +226,7 @@ class Calibration {
           artifact,      "--arch",          o_.archs, "-o", folder, "--threads", std::to_string(common_.threads),
           "--cache-dir", common_.cache_dir, "--json"};
       if (compile_) {
-        kernels_.push_back(parse_output("compile", stage("compile", a, common_).output));
+        kernels_.push_back(stage_document("compile", chain_stage("compile", a, common_).output));
         kernels_.back()["folder"] = folder;
       } else {
         spdlog::warn(
@@ -302,8 +250,8 @@ class Calibration {
 
   void evaluate() {
     std::vector<std::string> a{
-        o_.model, "--windows", std::to_string(o_.windows), "--seqlen", std::to_string(o_.eval_seqlen), "--bos",
-        o_.bos,   "--json"};
+        o_.model,    "--windows", std::to_string(o_.windows), "--seqlen", std::to_string(o_.eval_seqlen), "--bos",
+        o_.text.bos, "--json"};
     append(a, "--dataset", eval_dataset_);
     if (o_.beyond_context) a.push_back("--beyond-context");
     append(a, "--ids", o_.eval_ids);
@@ -319,7 +267,7 @@ class Calibration {
       return;
     }
     a.insert(a.end(), {"--threads", std::to_string(common_.threads), "--cache-dir", common_.cache_dir});
-    evaluation_ = parse_output("eval", stage("eval", a, common_).output);
+    evaluation_ = stage_document("eval", chain_stage("eval", a, common_).output);
     evaluation_["key"] = key;
     kvcc::write_text_file(path, evaluation_.dump(1) + "\n");
   }
@@ -352,8 +300,7 @@ class Calibration {
     for (size_t i = 0; i < artifacts_.size(); ++i) {
       const kvcc::Codebook& book = books_[i];
       const Json row = evaluation_row(i);
-      kvcc::EffectiveBitsQuery query;
-      query.key_outlier_fraction = kvcc::mean_outlier_fraction(book.key.outlier_fraction);
+      const kvcc::EffectiveBitsQuery query = kvcc::bits_query(book);
       Json result{{"scheme", o_.schemes[i]},
                   {"codebook", artifacts_[i]},
                   {"content_sha256", book.content_sha256},

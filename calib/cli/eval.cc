@@ -12,14 +12,14 @@
 #include "calib/cli/eval_options.h"
 #include "calib/cli/eval_table.h"
 #include "calib/cli/eval_tasks.h"
-#include "calib/cli/text_options.h"
+#include "calib/cli/text_source.h"
 #include "calib/eval/evaluate.h"
 #include "calib/eval/geometry.h"
 #include "calib/eval/simulated_cache.h"
 #include "calib/model/memory.h"
+#include "calib/model/quantised_model.h"
 #include "calib/model/self_sample.h"
 #include "calib/report/html_report.h"
-#include "calib/text/corpus.h"
 #include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
@@ -41,6 +41,7 @@ class Evaluation {
       : o_(options), common_(common), files_(kvcc::open_model(options.model)), model_(kvcc::model_info(files_)) {}
 
   int run() {
+    if (!files_.left_out.empty()) spdlog::info("{}: {}", o_.model, files_.left_out);
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     if (!o_.html.empty()) {
       if (!o_.tasks.tasks.empty()) {
@@ -50,24 +51,26 @@ class Evaluation {
       kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     }
     set_options();
+    if (!o_.weights.empty()) set_weights();
     add_codebooks();
     add_schemes();
     if (!o_.tasks.tasks.empty()) return run_tasks();
-    const bool self = o_.dataset == "self";
-    const uint64_t peak = check_memory(self);
-    if (common_.dry_run && self) {
-      print_plan({"self", "", self_windows() * o_.seqlen, {}}, self_windows(), peak);
-      return 0;
-    }
-    const Text text = self ? sample_self() : read_text();
+    kvcc::cli::TextSource source(files_, o_.text, common_, kvcc::cli::kEvalDataset);
+    check_memory(0);  // before the text is read
+    kvcc::MixedSamples samples = source.cut(o_.windows, o_.seqlen);
+    const uint64_t peak = check_memory(samples.self_samples);
+    check_lengths(samples);
+    if (!common_.dry_run) source.sample_self(samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
+    const Text text = text_of(std::move(samples));
     if (common_.dry_run) {
       print_plan(text, static_cast<int64_t>(text.windows.size()), peak);
       return 0;
     }
-    spdlog::info("{} windows of {} tokens from {}, {} schemes", text.windows.size(), text.windows[0].size(), text.name,
-                 subjects_.size() + 1);
+    spdlog::info("{} windows of {}{} tokens from {}, {} schemes", text.windows.size(),
+                 text.has_one_length() ? "" : "at most ", text.longest(), text.name, subjects_.size() + 1);
     const kvcc::EvalReport report = evaluate(text);
-    const kvcc::cli::EvalTable table{o_.model, model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0};
+    const kvcc::cli::EvalTable table{o_.model,  model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0,
+                                     o_.weights};
     const Json document = kvcc::cli::eval_json(table, text, report);
     if (!o_.html.empty()) {
       kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
@@ -121,6 +124,13 @@ class Evaluation {
     subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
   }
 
+  /// With full precision's cache first, so that what the weights alone do is seen.
+  void set_weights() {
+    weights_ = kvcc::read_weights_for(o_.weights, files_, model_);
+    options_.weights = &*weights_;
+    if (subjects_.empty()) subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
+  }
+
   int run_tasks() {
     kvcc::cli::TaskOptions options = o_.tasks;
     options.seed = static_cast<uint64_t>(o_.seed);
@@ -132,13 +142,16 @@ class Evaluation {
       }
       options.prompt_quantised = mode == "full";
     }
-    const kvcc::cli::TaskReport report = kvcc::cli::run_tasks(files_, model_, subjects_, options, common_);
+    const kvcc::cli::TaskReport report =
+        kvcc::cli::run_tasks(files_, model_, subjects_, options_.weights, options, common_);
     if (!common_.json) {
       std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
+      if (weights_) fmt::print("all but the first on the weights {}, {}\n", weights_->name(), o_.weights);
       return 0;
     }
     Json document{
         {"model", o_.model}, {"seed", o_.seed}, {"mode", options.prompt_quantised ? "full" : "prefill-exact"}};
+    if (weights_) document["weights"] = kvcc::cli::weights_json(*weights_, o_.weights);
     document["results"] = Json::array();
     for (size_t i = 0; i <= subjects_.size(); ++i) {
       Json row{{"scheme", i == 0 ? "fp" : subjects_[i - 1].name}};
@@ -178,15 +191,29 @@ class Evaluation {
     return report;
   }
 
-  int64_t self_windows() const { return o_.windows > 0 ? o_.windows : 8; }
+  /// What needs windows of one length, or more tokens than a document has.
+  void check_lengths(const kvcc::MixedSamples& samples) const {
+    const auto [least, most] = std::minmax_element(samples.ids.begin(), samples.ids.end(),
+                                                   [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    if (least->size() == most->size()) return;
+    if (o_.attention > 0) {
+      throw kvcc::Error(kvcc::ErrorKind::usage, "--attention", "windows of several lengths have no positions in common",
+                        "--packing packed");
+    }
+    for (const kvcc::ModeOptions& mode : options_.modes) {
+      if (mode.mode != kvcc::EvalMode::prefill_exact || static_cast<int64_t>(least->size()) > mode.prompt) continue;
+      throw kvcc::Error(kvcc::ErrorKind::usage, fmt::format("--prompt {}", mode.prompt),
+                        fmt::format("no token follows it in a document of {}", least->size()), "a shorter prompt");
+    }
+  }
 
   /// Refuses what would not fit; returns the estimate.
-  uint64_t check_memory(bool self) const {
+  uint64_t check_memory(int64_t self_windows) const {
     const uint64_t limit = kvcc::available_memory();
     uint64_t peak = kvcc::eval_bytes(files_, o_.seqlen, subjects_.size(), options_);
     kvcc::require_memory(o_.model, peak, limit, "", "a smaller --seqlen or fewer schemes at once make it smaller");
-    if (self) {
-      const uint64_t sampling = kvcc::self_sample_bytes(files_, self_windows(), o_.seqlen);
+    if (self_windows > 0) {
+      const uint64_t sampling = kvcc::self_sample_bytes(files_, self_windows, o_.seqlen);
       kvcc::require_memory(o_.model + ": sampling", sampling, limit, "",
                            "fewer --windows or a smaller --seqlen make it smaller");
       peak = std::max(peak, sampling);
@@ -228,6 +255,10 @@ class Evaluation {
       if (codebook.model.weights_sha256 != model_.weights_sha256) {
         spdlog::warn("{}: made from other weights ({}) of the same geometry as {}", path, codebook.model.name,
                      model_.name);
+      }
+      if (const std::string& of = codebook.provenance.quantised_weights;
+          !of.empty() && (!weights_ || of != weights_->content_sha256)) {
+        spdlog::warn("{}: fitted to quantised weights {} that it is not run on", path, of.substr(0, 12));
       }
       const kvcc::Scheme scheme = with_exact_tokens(codebook.scheme);
       std::string name = kvcc::short_name(codebook.scheme);
@@ -281,31 +312,20 @@ class Evaluation {
     }
   }
 
-  Text read_text() {
-    kvcc::CorpusRequest request;
-    request.files = o_.text;
-    request.ids = o_.ids;
-    request.bos = o_.bos;
-    request.cache_dir = common_.cache_dir;
-    if (o_.text.empty() && o_.ids.empty()) request.dataset = o_.dataset.empty() ? "wikitext-2:evaluation" : o_.dataset;
-    std::unique_ptr<kvcc::Tokenizer> tokenizer;
-    if (o_.ids.empty() || o_.bos == "on") tokenizer = kvcc::make_tokenizer(files_.tokenizer);
-    const kvcc::Corpus corpus = kvcc::cli::load_corpus(request, tokenizer.get(), common_.quiet);
-    kvcc::Samples samples = kvcc::cut_windows(corpus, o_.windows, o_.seqlen);
-    kvcc::cli::warn_if_fewer(o_.windows, samples, corpus, "windows");
-    return {corpus.name, corpus.sha256, static_cast<int64_t>(corpus.ids.size()), std::move(samples.ids)};
-  }
-
-  Text sample_self() {
-    Text text{"self", "", 0, {}};
-    const int64_t windows = self_windows();
-    kvcc::cli::Progress progress("sampling", o_.seqlen, common_.quiet);
-    text.windows = kvcc::sample_from_model(files_, windows, o_.seqlen, o_.seed, common_.threads,
-                                           [&](int64_t done) { progress.set(done); });
-    kvcc::Sha256 hash;
-    for (const auto& ids : text.windows) hash.update(ids.data(), ids.size() * sizeof(int32_t));
-    text.sha256 = hash.hex();
-    text.tokens = windows * o_.seqlen;
+  /// Of one text, the tokens are those of all of it.
+  static Text text_of(kvcc::MixedSamples samples) {
+    const bool whole = samples.parts.size() == 1 && samples.parts[0].corpus_tokens > 0;
+    Text text{samples.name(), samples.sha256(), whole ? samples.parts[0].corpus_tokens : samples.tokens(), {}, {}};
+    if (samples.parts.size() > 1) {
+      for (const kvcc::TextPart& part : samples.parts) {
+        text.parts.push_back({{"name", part.name},
+                              {"sha256", part.sha256},
+                              {"weight", part.weight},
+                              {"windows", part.samples},
+                              {"tokens", part.tokens}});
+      }
+    }
+    text.windows = std::move(samples.ids);
     return text;
   }
 
@@ -330,6 +350,7 @@ class Evaluation {
   const kvcc::cli::Common& common_;
   kvcc::ModelFiles files_;
   kvcc::ModelInfo model_;
+  std::optional<kvcc::QuantisedWeights> weights_;
   kvcc::EvalOptions options_;
   kvcc::EffectiveBitsQuery bits_;
   std::vector<kvcc::EvalSubject> subjects_;

@@ -8,23 +8,17 @@ void define_eval(CLI::App& app, EvalSettings& o) {
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
   app.add_option("--codebook", o.codebooks, "Artifact F.kvcb, may be repeated");
   app.add_option("--scheme", o.schemes, "Scheme that needs no artifact, such as int4; may be repeated");
+  app.add_option("--weights", o.weights,
+                 "Quantised weights W.kvcw (kvcc fit-weights): every scheme runs on them, and they alone; KL and dNLL "
+                 "stay against the model's own weights");
   app.add_flag("--schemes-all", o.all_schemes, "All presets that need no artifact");
-  CLI::Option* dataset =
-      app.add_option("--dataset", o.dataset,
-                     "Text D[:split], or 'self' for samples of the model itself (default wikitext-2:evaluation)");
-  CLI::Option* text = app.add_option("--text", o.text, "Text files");
-  CLI::Option* ids = app.add_option("--ids", o.ids, "Token ids, .npy int32 [n], cut into windows, or [n, len]");
-  dataset->excludes(text)->excludes(ids);
-  text->excludes(ids);
+  define_text(app, o.text, "window", kEvalDataset);
   app.add_option("--windows", o.windows, "Windows from the start of the text; 0: all of it (with --dataset self: 8)")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 30).description(""));
-  app.add_option("--seqlen", o.seqlen, "Tokens a window")
+  app.add_option("--seqlen", o.seqlen, "Tokens a window; of documents: at most")
       ->capture_default_str()
       ->check(CLI::Range(2, 1 << 24).description(""));
-  app.add_option("--bos", o.bos, "Begin each window with the BOS token: auto (as the model says), on or off")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"auto", "on", "off"}).description(""));
   app.add_option("--seed", o.seed, "Seed of --dataset self, and of tasks")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, INT64_MAX).description(""));

@@ -6,14 +6,16 @@
 #include <vector>
 
 #include "calib/cli/eval_tasks.h"
+#include "calib/cli/text_options.h"
 #include "formats/cli/program.h"
 
 namespace kvcc::cli {
 
 /// As given; help texts and ranges are in define_eval().
 struct EvalSettings {
-  std::string model, dataset, ids, bos = "auto", journal, html;
-  std::vector<std::string> codebooks, schemes, text, modes;
+  std::string model, weights, journal, html;
+  std::vector<std::string> codebooks, schemes, modes;
+  TextOptions text;
   std::string evict;
   std::vector<double> repairs;
   TaskOptions tasks;
@@ -22,6 +24,8 @@ struct EvalSettings {
   double max_ppl = 0;
   bool all_schemes = false, beyond_context = false;
 };
+
+inline constexpr const char* kEvalDataset = "wikitext-2:evaluation";
 
 void define_eval(CLI::App& app, EvalSettings& settings);
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -30,7 +31,7 @@ EffectiveBits bits_of(const EvalTable& table, const EvalSubject* subject, int64_
   EffectiveBitsQuery query = table.bits;
   query.context = context;
   if (subject == nullptr) return effective_bits(parse_scheme("fp"), table.shape, query);
-  if (subject->codebook) query.key_outlier_fraction = mean_outlier_fraction(subject->codebook->key.outlier_fraction);
+  if (subject->codebook) query = bits_query(*subject->codebook, query);
   return effective_bits(subject->scheme, table.shape, query);
 }
 
@@ -56,12 +57,13 @@ Json key_error(const KeyErrors& errors) {
   return json;
 }
 
-Json attention_error(const AttentionErrors& errors, const std::vector<int64_t>& queries, int heads) {
+Json attention_error(const AttentionErrors& errors, const EvalReport& report, int heads) {
   std::vector<double> relative;
   for (size_t i = 0; i < errors.still_power.size(); ++i) {
     relative.push_back(std::sqrt(errors.still_power[i] / errors.output_power[i]));
   }
-  return {{"queries", queries},
+  return {{"queries", report.queries},
+          {"layers", report.layers},
           {"static", errors.still_by_query},
           {"accumulated", errors.grown_by_query},
           {"kl_by_layer", by_layer(errors.still_kl, heads)},
@@ -98,7 +100,7 @@ Json measures(Json row, const EvalTable& table, const EvalReport& report, const 
         {{"percent", repair.percent}, {"kl_worst_exact", repair.worst_exact}, {"kl_rest_exact", repair.rest_exact}});
   }
   if (result.attention.windows > 0) {
-    row["attention"] = attention_error(result.attention, report.queries, table.shape.query_heads);
+    row["attention"] = attention_error(result.attention, report, table.shape.query_heads);
   }
   return row;
 }
@@ -110,6 +112,7 @@ Json row_json(const EvalTable& table, const EvalReport& report, const EvalResult
     row["content_sha256"] = subject->codebook->content_sha256;
     row["artifact_bytes"] = std::filesystem::file_size(subject->path);
   }
+  if (subject != nullptr && table.options.weights != nullptr) row["weights"] = table.options.weights->name();
   if (subject != nullptr) {
     row["needs_calibration"] = subject->scheme.needs_calibration();
     row = mode_json(std::move(row), result.mode);
@@ -140,14 +143,42 @@ std::string with_error(const Estimate& x, int digits) {
 
 }  // namespace
 
+Json weights_json(const QuantisedWeights& weights, const std::string& path) {
+  const WeightBits bits = weight_bits(weights.matrices);
+  return {{"path", path},
+          {"name", weights.name()},
+          {"content_sha256", weights.content_sha256},
+          {"bits", weights.bits},
+          {"effective_bits", bits.total()},
+          {"exact_share", static_cast<double>(bits.exact) / static_cast<double>(bits.weights)}};
+}
+
+int64_t EvalText::longest() const {
+  size_t most = 0;
+  for (const std::vector<int32_t>& window : windows) most = std::max(most, window.size());
+  return static_cast<int64_t>(most);
+}
+
+bool EvalText::has_one_length() const {
+  return std::all_of(windows.begin(), windows.end(),
+                     [&](const std::vector<int32_t>& window) { return window.size() == windows[0].size(); });
+}
+
 Json eval_json(const EvalTable& table, const EvalText& text, const EvalReport& report) {
   Json document{{"model", table.model},
                 {"dataset", {{"name", text.name}, {"sha256", text.sha256}, {"tokens", text.tokens}}},
                 {"windows", text.windows.size()},
-                {"seqlen", text.windows[0].size()},
+                {"seqlen", text.longest()},
                 {"effective_bits_context", table.bits.context},
                 {"effective_bits_amortise", table.bits.amortise},
                 {"exact_tokens", table.same_exact_tokens ? "the same for all" : "as each scheme says"}};
+  if (const QuantisedWeights* weights = table.options.weights) {
+    document["weights"] = weights_json(*weights, table.weights_path);
+  }
+  if (!text.parts.is_null()) document["dataset"]["parts"] = text.parts;
+  if (!text.has_one_length()) {
+    for (const std::vector<int32_t>& window : text.windows) document["window_tokens"].push_back(window.size());
+  }
   document["results"] = Json::array({row_json(table, report, report.full, nullptr)});
   for (const EvalResult& result : report.results) {
     document["results"].push_back(row_json(table, report, result, &table.subjects[result.subject]));
@@ -177,7 +208,9 @@ std::string eval_table(const EvalTable& table, const EvalReport& report) {
   rows.back().insert(rows.back().end(), {"", "", "", "", fmt::format("{:.1f}", report.full.seconds)});
   for (size_t i = 0; i < table.subjects.size(); ++i) {
     const EvalSubject& subject = table.subjects[i];
-    rows.push_back(begin(&subject, subject.name, fmt::format("{}+{}", subject.scheme.sink, subject.scheme.residual)));
+    const std::string name =
+        table.options.weights != nullptr ? table.options.weights->name() + " + " + subject.name : subject.name;
+    rows.push_back(begin(&subject, name, fmt::format("{}+{}", subject.scheme.sink, subject.scheme.residual)));
     double seconds = 0;
     for (size_t m = 0; m < modes; ++m) {
       const EvalResult& result = report.results[i * modes + m];
@@ -188,7 +221,12 @@ std::string eval_table(const EvalTable& table, const EvalReport& report) {
     rows.back().insert(rows.back().end(), {with_error(r.dnll, 5), with_error(r.kl, 5), with_error(r.top1, 4),
                                            plain(r.key_errors.magnitude_share(1), 3), fmt::format("{:.1f}", seconds)});
   }
-  return kvcc::cli::table(rows);
+  std::string text = kvcc::cli::table(rows);
+  if (const QuantisedWeights* weights = table.options.weights) {
+    text += fmt::format("weights {}: {}, {:.3f} bits a quantised weight\n", weights->name(), table.weights_path,
+                        weight_bits(weights->matrices).total());
+  }
+  return text;
 }
 
 }  // namespace kvcc::cli

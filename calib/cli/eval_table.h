@@ -16,6 +16,10 @@ struct EvalText {
   std::string name, sha256;
   int64_t tokens = 0;
   std::vector<std::vector<int32_t>> windows;
+  nlohmann::ordered_json parts =
+      nullptr;  ///< of several texts: name, sha256, weight, windows and tokens of each; else null
+  int64_t longest() const;
+  bool has_one_length() const;
 };
 
 /// Everything that the table says beside the report.
@@ -26,10 +30,14 @@ struct EvalTable {
   const EvalOptions& options;
   EffectiveBitsQuery bits;
   bool same_exact_tokens = false;  ///< --sink or --tail gave all schemes the same
+  std::string weights_path;        ///< of options.weights
 };
 
 /// Contexts for which every row has its effective bits.
 constexpr int64_t kContexts[] = {2048, 32768, 131072};
+
+/// What documents say of the weights that the schemes ran on.
+nlohmann::ordered_json weights_json(const QuantisedWeights& weights, const std::string& path);
 
 /// `--json`'s document (formats/spec/eval.md), without "schema_version".
 nlohmann::ordered_json eval_json(const EvalTable& table, const EvalText& text, const EvalReport& report);

@@ -11,6 +11,7 @@
 
 #include "calib/eval/answer.h"
 #include "calib/model/errors.h"
+#include "calib/model/quantised_model.h"
 #include "calib/text/chat.h"
 #include "formats/core/error.h"
 #include "formats/core/text.h"
@@ -26,13 +27,17 @@ int64_t default_size(const std::string& task) { return task == "lines" || task =
 class Answering {
  public:
   Answering(const ModelFiles& files, const ModelInfo& model, const std::vector<EvalSubject>& subjects,
-            const TaskOptions& options, const Common& common)
+            const QuantisedWeights* weights, const TaskOptions& options, const Common& common)
       : files_(files),
         model_(model),
         options_(options),
         common_(common),
         decoder_(files),
         tokenizer_(make_tokenizer(files.tokenizer)) {
+    if (weights != nullptr) {
+      quantised_.emplace(decoder_);
+      use_weights(*quantised_, files, *weights);
+    }
     subjects_.push_back({parse_scheme("fp"), std::nullopt, "", "fp"});
     subjects_.insert(subjects_.end(), subjects.begin(), subjects.end());
     const int64_t eos = files.config.eos_id >= 0 ? files.config.eos_id : files.tokenizer.eos_id;
@@ -79,13 +84,15 @@ class Answering {
     options.prefill = options_.prompt_quantised ? PrefillMode::quantised : PrefillMode::exact;
     const std::vector<int32_t> ids = prompt_ids(sample);
     check_length(ids, sample, place);
-    for (size_t begin = 0; begin < subjects_.size(); begin += kTogether) {
+    for (size_t begin = 0, end = 0; begin < subjects_.size(); begin = end) {
       check_interrupt();
+      const bool alone = quantised_ && begin == 0;  // full precision, which has its own weights
+      end = alone ? 1 : std::min(begin + kTogether, subjects_.size());
       std::vector<std::unique_ptr<AttentionCache>> caches;
-      for (size_t i = begin; i < std::min(begin + kTogether, subjects_.size()); ++i) {
+      for (size_t i = begin; i < end; ++i) {
         caches.push_back(empty_cache(subjects_[i], model_, decoder_.rope(), common_.threads));
       }
-      const std::vector<Answer> given = answers(decoder_, ids, caches, options);
+      const std::vector<Answer> given = answers(quantised_ && !alone ? *quantised_ : decoder_, ids, caches, options);
       for (size_t i = 0; i < given.size(); ++i) {
         const std::string text = text_of(given[i].ids);
         spdlog::debug("{}, {}: {}", place, subjects_[begin + i].name, text);
@@ -135,6 +142,7 @@ class Answering {
   const TaskOptions& options_;
   const Common& common_;
   const Decoder decoder_;
+  std::optional<Decoder> quantised_;  ///< with quantised weights
   std::unique_ptr<Tokenizer> tokenizer_;
   std::vector<EvalSubject> subjects_;
   std::vector<int32_t> end_tokens_;
@@ -175,10 +183,10 @@ std::vector<Task> read_tasks(const TaskOptions& options) {
 }
 
 TaskReport run_tasks(const ModelFiles& files, const ModelInfo& model, const std::vector<EvalSubject>& subjects,
-                     const TaskOptions& options, const Common& common) {
+                     const QuantisedWeights* weights, const TaskOptions& options, const Common& common) {
   return with_torch_errors([&] {
     at::set_num_threads(common.threads);
-    return Answering(files, model, subjects, options, common).run();
+    return Answering(files, model, subjects, weights, options, common).run();
   });
 }
 

@@ -35,9 +35,9 @@ struct TaskReport {
   std::vector<std::vector<TaskScore>> scores;  ///< [1 + subjects, full precision first][tasks]
 };
 
-/// Greedy answers of full precision and every subject.
+/// Greedy answers of full precision and every subject, which run on `weights` where there are any (null: the model's).
 TaskReport run_tasks(const ModelFiles& files, const ModelInfo& model, const std::vector<EvalSubject>& subjects,
-                     const TaskOptions& options, const Common& common);
+                     const QuantisedWeights* weights, const TaskOptions& options, const Common& common);
 
 nlohmann::ordered_json task_json(const TaskReport& report, size_t subject);
 /// A line a scheme, a column a task.

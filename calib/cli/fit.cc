@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <future>
@@ -12,6 +13,7 @@
 #include <set>
 
 #include "calib/cli/artifact_name.h"
+#include "calib/cli/fit_vector.h"
 #include "calib/fit/fit.h"
 #include "calib/fit/usage.h"
 #include "calib/report/explain.h"
@@ -44,6 +46,8 @@ constexpr float kStatedBound = 1e-4f;  // on the gap to the optimum; more than t
 struct Options {
   std::string activations, output;
   std::vector<std::string> schemes;
+  double budget = 0;      ///< in place of the schemes' own; 0: theirs
+  int64_t held_out = -1;  ///< samples; -1: the default
   bool explain = false;
   int layer = -1, head = -1;  ///< of the head to explain; -1: none
   std::string kind;           ///< "", "key" or "value"
@@ -67,6 +71,23 @@ void append(std::vector<T>& to, const std::vector<T>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
 
+/// What no scheme changes.
+void append_statistics(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
+  append(to.stats.min, fit.min);
+  append(to.stats.max, fit.max);
+  append(to.stats.mean, fit.mean);
+  append(to.stats.variance, fit.variance);
+  append(to.stats.fisher, fit.fisher);
+  append(to.stats.first_token_share, fit.first_token_share);
+  append(to.stats.drift, fit.drift);
+  append(to.stats.sample_share, fit.sample_share);
+  append(to.stats.token_share, fit.token_share);
+  append(to.stats.heaviest_sample, fit.heaviest_sample);
+  append(to.stats.token_sample, fit.token_sample);
+  append(to.stats.token_position, fit.token_position);
+  append(to.stats.reached, fit.reached);
+}
+
 void append_layer(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
   to.codes = fit.table.stride;
   append(to.codebook, fit.table.levels);
@@ -78,27 +99,21 @@ void append_layer(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
   append(to.norm_scale, fit.norm_scale);
   append(to.norm_offset, fit.norm_offset);
   append(to.outlier_fraction, fit.outlier_fraction);
-  append(to.stats.min, fit.min);
-  append(to.stats.max, fit.max);
-  append(to.stats.mean, fit.mean);
-  append(to.stats.variance, fit.variance);
-  append(to.stats.fisher, fit.fisher);
   append(to.stats.weighted_sse, fit.weighted_sse);
   append(to.stats.sqnr_db, fit.sqnr_db);
-  append(to.stats.first_token_share, fit.first_token_share);
   append(to.stats.fit_gap_bound, fit.fit_gap_bound);
   append(to.stats.distinct, fit.distinct);
   append(to.stats.histogram, fit.histogram);
   append(to.stats.code_use, fit.code_use);
   append(to.stats.held_out_outliers, fit.held_out_outliers);
-  append(to.stats.drift, fit.drift);
-  append(to.stats.sample_share, fit.sample_share);
-  append(to.stats.token_share, fit.token_share);
-  append(to.stats.heaviest_sample, fit.heaviest_sample);
-  append(to.stats.token_sample, fit.token_sample);
-  append(to.stats.token_position, fit.token_position);
-  append(to.stats.reached, fit.reached);
+  append_statistics(to, fit);
 }
+
+/// Jobs whose vector codebooks are fitted together.
+struct Family {
+  std::vector<Job*> jobs;
+  std::unique_ptr<kvcc::VectorFit> fit = {};
+};
 
 float greatest(const std::vector<float>& values) {
   return values.empty() ? 0.0f : *std::max_element(values.begin(), values.end());
@@ -122,7 +137,9 @@ uint32_t fewest_distinct(const Codebook& codebook) {
   return fewest;
 }
 
-bool has_kmeans(const Scheme& s) { return s.key.grid == kvcc::Grid::nuq || s.value.grid == kvcc::Grid::nuq; }
+bool has_kmeans(const Scheme& s) {
+  return s.key.grid == kvcc::Grid::nuq || s.value.grid == kvcc::Grid::nuq || s.is_vector();
+}
 
 /// The steps of a fit in words.
 std::string explanation(const Scheme& s) {
@@ -169,6 +186,13 @@ class Fit {
     for (const std::string& text : options_.schemes) {
       Job job;
       job.scheme = kvcc::parse_scheme(text);
+      if (options_.budget > 0) {
+        if (!job.scheme.is_vector()) {
+          throw Error(ErrorKind::usage, "--budget", "with scheme " + text,
+                      "schemes of vector codebooks such as kvcc-2");
+        }
+        job.scheme.budget = options_.budget;
+      }
       if (!job.scheme.needs_calibration()) {
         throw Error(ErrorKind::usage, "--scheme " + text, "nothing to fit for it",
                     "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + text);
@@ -192,7 +216,11 @@ class Fit {
     }
     for (Job& job : jobs_) job.skipped = is_done(job);
     if (options_.explain) {
-      for (const Job& job : jobs_) fmt::print(common_.json ? stderr : stdout, "{}", explanation(job.scheme));
+      for (const Job& job : jobs_) {
+        fmt::print(
+            common_.json ? stderr : stdout, "{}",
+            job.scheme.is_vector() ? kvcc::cli::explain_vector(job.scheme, held_out()) : explanation(job.scheme));
+      }
     }
     if (common_.dry_run) {
       plan();
@@ -221,12 +249,16 @@ class Fit {
     const auto layer = static_cast<int>(found - settings_.layer_index.begin());
     const kvcc::LayerData data = kvcc::read_layer(reader_, layer, settings_.samples, common_.threads);
     const kvcc::CacheShape& shape = settings_.model.shape;
-    const kvcc::LayerActivations activations{settings_.samples,    settings_.seqlen, shape.kv_heads, shape.head_dim,
-                                             shape.value_head_dim, data.key,         data.key_grad,  data.value,
-                                             data.value_grad,      options_.layer};
+    const kvcc::LayerActivations activations{data.starts,          shape.kv_heads,  shape.head_dim,
+                                             shape.value_head_dim, data.key,        data.key_grad,
+                                             data.value,           data.value_grad, options_.layer};
     Json document{{"activations", options_.activations}, {"layer", options_.layer}, {"head", options_.head}};
     document["schemes"] = Json::array();
     for (const Job& job : jobs_) {
+      if (job.scheme.is_vector()) {
+        throw Error(ErrorKind::usage, "--scheme " + short_name(job.scheme), "its groups are not of one head's levels",
+                    "a scheme of scalar levels such as kvcc-nuq2-1%-sink1");
+      }
       const std::vector<kvcc::Candidate> candidates =
           kvcc::explain_head(activations, job.scheme, options_.head, options_.kind, common_.threads);
       if (common_.json) {
@@ -275,6 +307,9 @@ class Fit {
   }
 
   int layers() const { return settings_.model.shape.layers; }
+  int64_t held_out() const {
+    return options_.held_out >= 0 ? options_.held_out : kvcc::cli::default_held_out(settings_.samples);
+  }
 
   /// As the decoder's configuration says; folders made without a model have none.
   std::optional<bool> attention_bias() const {
@@ -285,10 +320,17 @@ class Fit {
     return decoder["attention_bias"].is_boolean() ? std::optional(decoder["attention_bias"].get<bool>()) : std::nullopt;
   }
 
+  /// "" of activations of the model's own weights.
+  std::string quantised_weights() const {
+    const Json decoder = Json::parse(settings_.decoder_json, nullptr, false);
+    const bool there = decoder.is_object() && decoder.contains("quantised_weights");
+    return there && decoder["quantised_weights"].is_string() ? decoder["quantised_weights"].get<std::string>() : "";
+  }
+
   uint64_t layer_bytes() const {
     const kvcc::CacheShape& shape = settings_.model.shape;
-    return static_cast<uint64_t>(settings_.samples) * settings_.seqlen * shape.kv_heads *
-           (shape.head_dim + shape.value_head_dim) * sizeof(float) * (settings_.fisher ? 2 : 1);
+    return static_cast<uint64_t>(settings_.tokens()) * shape.kv_heads * (shape.head_dim + shape.value_head_dim) *
+           sizeof(float) * (settings_.fisher ? 2 : 1);
   }
 
   void plan() const {
@@ -299,14 +341,14 @@ class Fit {
     if (common_.json) {
       Json document{{"activations", options_.activations},
                     {"layers", layers()},
-                    {"tokens", settings_.samples * settings_.seqlen},
+                    {"tokens", settings_.tokens()},
                     {"read_bytes", bytes},
                     {"peak_bytes", memory}};
       for (const Job& job : jobs_) document["outputs"].push_back({{"output", job.output}, {"skipped", job.skipped}});
       return kvcc::cli::print_json(document);
     }
     fmt::print("{}: {} layers of {} tokens, {} to read, about {} of memory\n", options_.activations, layers(),
-               settings_.samples * settings_.seqlen, kvcc::human_bytes(bytes), kvcc::human_bytes(memory));
+               settings_.tokens(), kvcc::human_bytes(bytes), kvcc::human_bytes(memory));
     for (const Job& job : jobs_) fmt::print("{} {}\n", job.skipped ? "keep " : "write", job.output);
   }
 
@@ -326,54 +368,59 @@ class Fit {
     from.samples = settings_.samples;
     from.seqlen = settings_.seqlen;
     from.seed = settings_.seed;
-    from.tokens = settings_.samples * settings_.seqlen;
+    from.tokens = settings_.tokens();
     if (settings_.samples_asked > settings_.samples) from.samples_asked = settings_.samples_asked;
     from.activations_sha256 = reader_.content_sha256();
+    from.quantised_weights = quantised_weights();
     from.sources_json = kvcc::sources_json(settings_);
     return book;
   }
 
   void fit() {
-    std::vector<Job*> open;
+    std::vector<Job*> open, plain;
+    std::vector<Family> families;
     std::vector<Scheme> schemes;
     for (Job& job : jobs_) {
       if (job.skipped) continue;
       job.codebook = empty_codebook(job.scheme);
       open.push_back(&job);
-      schemes.push_back(job.scheme);
+      if (job.scheme.is_vector()) {
+        add_vector(families, job);
+      } else {
+        plain.push_back(&job);
+        schemes.push_back(job.scheme);
+      }
       if (const fs::path folder = fs::path(job.output).parent_path(); !folder.empty())
         kvcc::make_folder(folder.string());
       job.file = std::make_unique<kvcc::AtomicFile>(job.output);
     }
     if (open.empty()) return;
-    const kvcc::CacheShape& shape = settings_.model.shape;
-    const int threads = common_.threads;
-    const auto start_reading = [&](int layer) {
-      return std::async(std::launch::async, [this, layer, threads] {
-        return kvcc::read_layer(reader_, layer, settings_.samples, threads);
-      });
-    };
-    {
-      kvcc::cli::Progress progress("fit", layers(), common_.quiet);
-      std::future<kvcc::LayerData> next = start_reading(0);
-      for (int layer = 0; layer < layers(); ++layer) {
-        kvcc::check_interrupt();
-        const Clock::time_point waiting = Clock::now();
-        const kvcc::LayerData data = next.get();
-        wait_seconds_ += seconds_since(waiting);
-        if (layer + 1 < layers()) next = start_reading(layer + 1);
-        const Clock::time_point start = Clock::now();
-        const std::vector<kvcc::LayerFit> fits =
-            fit_layer({settings_.samples, settings_.seqlen, shape.kv_heads, shape.head_dim, shape.value_head_dim,
-                       data.key, data.key_grad, data.value, data.value_grad, settings_.layer_index[layer]},
-                      schemes, threads);
-        fit_seconds_ += seconds_since(start);
-        for (size_t i = 0; i < open.size(); ++i) {
-          append_layer(open[i]->codebook.key, fits[i].key);
-          append_layer(open[i]->codebook.value, fits[i].value);
+    if (!families.empty()) schemes.emplace_back();  // full precision: the statistics alone
+    kvcc::cli::Progress progress("fit", layers() * (families.empty() ? 1 : 2), common_.quiet);
+    for_layers(true, [&](int layer, const kvcc::LayerActivations& activations) {
+      const std::vector<kvcc::LayerFit> fits = fit_layer(activations, schemes, common_.threads);
+      for (size_t i = 0; i < plain.size(); ++i) {
+        append_layer(plain[i]->codebook.key, fits[i].key);
+        append_layer(plain[i]->codebook.value, fits[i].value);
+      }
+      for (Family& family : families) {
+        for (Job* job : family.jobs) {
+          append_statistics(job->codebook.key, fits.back().key);
+          append_statistics(job->codebook.value, fits.back().value);
+        }
+        family.fit->tabulate(layer, activations);
+      }
+      progress.advance();
+    });
+    if (!families.empty()) {
+      for (Family& family : families) family.fit->allocate();
+      for_layers(false, [&](int layer, const kvcc::LayerActivations& activations) {
+        for (Family& family : families) {
+          const std::vector<kvcc::LayerVectors> fits = family.fit->fit(layer, activations);
+          for (size_t i = 0; i < fits.size(); ++i) kvcc::cli::append_vectors(family.jobs[i]->codebook, fits[i]);
         }
         progress.advance();
-      }
+      });
     }
     warn_of_thin_heads(open.front()->codebook);
     for (Job* job : open) {
@@ -383,6 +430,47 @@ class Fit {
                      gap_bound(job->codebook));
       }
       kvcc::write_codebook(*job->file, job->output, job->codebook);
+    }
+  }
+
+  void add_vector(std::vector<Family>& families, Job& job) const {
+    job.codebook.provenance.held_out = held_out();
+    auto found = std::find_if(families.begin(), families.end(), [&](const Family& family) {
+      return kvcc::VectorFit::together(family.jobs[0]->scheme, job.scheme);
+    });
+    if (found == families.end()) {
+      families.emplace_back();
+      found = families.end() - 1;
+    }
+    found->jobs.push_back(&job);
+    std::vector<Scheme> schemes;
+    for (const Job* other : found->jobs) schemes.push_back(other->scheme);
+    kvcc::VectorFitSettings settings;
+    settings.held_out = held_out();
+    settings.threads = common_.threads;
+    found->fit = std::make_unique<kvcc::VectorFit>(settings_.model.shape, schemes, settings);
+  }
+
+  /// work(layer, activations) for every layer in order; the next one is read meanwhile.
+  template <typename Work>
+  void for_layers(bool check_hash, const Work& work) {
+    const kvcc::CacheShape& shape = settings_.model.shape;
+    const auto start_reading = [&](int layer) {
+      return std::async(std::launch::async, [this, layer, check_hash] {
+        return kvcc::read_layer(reader_, layer, settings_.samples, common_.threads, check_hash);
+      });
+    };
+    std::future<kvcc::LayerData> next = start_reading(0);
+    for (int layer = 0; layer < layers(); ++layer) {
+      kvcc::check_interrupt();
+      const Clock::time_point waiting = Clock::now();
+      const kvcc::LayerData data = next.get();
+      wait_seconds_ += seconds_since(waiting);
+      if (layer + 1 < layers()) next = start_reading(layer + 1);
+      const Clock::time_point start = Clock::now();
+      work(layer, kvcc::LayerActivations{data.starts, shape.kv_heads, shape.head_dim, shape.value_head_dim, data.key,
+                                         data.key_grad, data.value, data.value_grad, settings_.layer_index[layer]});
+      fit_seconds_ += seconds_since(start);
     }
   }
 
@@ -408,6 +496,20 @@ class Fit {
     }
   }
 
+  static void add_vector_json(Json& row, const Codebook& book) {
+    if (!book.scheme.is_vector()) return;
+    for (const char* scalar : {"max_gap_bound", "min_distinct", "key_outlier_fraction", "value_outlier_fraction"}) {
+      row.erase(scalar);  // of levels and outliers
+    }
+    const kvcc::EffectiveBitsQuery query = kvcc::bits_query(book);
+    const kvcc::cli::Predicted predicted = kvcc::cli::predicted(book);
+    row["code_bits"] = query.code_bits;
+    row["effective_bits"] = kvcc::effective_bits(book.scheme, book.model.shape, query).total;
+    row["held_out_samples"] = book.provenance.held_out;
+    row["predicted_dnll_fitted"] = predicted.fitted;
+    row["predicted_dnll_held_out"] = predicted.held_out;
+  }
+
   void report() const {
     if (common_.json) {
       Json document{{"activations", options_.activations}, {"layers", layers()}};
@@ -428,19 +530,25 @@ class Fit {
                                        {"value_outlier_fraction", mean(book.value.outlier_fraction)},
                                        {"key_sqnr_db", mean(book.key.stats.sqnr_db)},
                                        {"value_sqnr_db", mean(book.value.stats.sqnr_db)}});
+        add_vector_json(document["results"].back(), book);
       }
       return kvcc::cli::print_json(document);
     }
     std::vector<std::vector<std::string>> rows{
-        {"artifact", "fit s", "gap bound", "key outliers", "value outliers", "key dB", "value dB", "sha256"}};
+        {"artifact", "fit s", "gap bound", "key outliers", "value outliers", "key dB", "value dB", "dNLL", "sha256"}};
     for (const Job& job : jobs_) {
       const Codebook& book = job.codebook;
+      // Vector codebooks have neither outliers nor a bound; dNLL is the prediction on the samples held out of their
+      // fit.
+      const bool vector = book.scheme.is_vector();
+      const double held_out = vector ? kvcc::cli::predicted(book).held_out : NAN;
       rows.push_back({job.output, job.skipped ? "kept" : fmt::format("{:.1f}", job.seconds),
-                      fmt::format("{:.1e}", gap_bound(book)),
-                      fmt::format("{:.2f}%", 100 * mean(book.key.outlier_fraction)),
-                      fmt::format("{:.2f}%", 100 * mean(book.value.outlier_fraction)),
+                      vector ? "-" : fmt::format("{:.1e}", gap_bound(book)),
+                      vector ? "-" : fmt::format("{:.2f}%", 100 * mean(book.key.outlier_fraction)),
+                      vector ? "-" : fmt::format("{:.2f}%", 100 * mean(book.value.outlier_fraction)),
                       fmt::format("{:.1f}", mean(book.key.stats.sqnr_db)),
-                      fmt::format("{:.1f}", mean(book.value.stats.sqnr_db)), book.content_sha256.substr(0, 12)});
+                      fmt::format("{:.1f}", mean(book.value.stats.sqnr_db)),
+                      std::isnan(held_out) ? "-" : fmt::format("{:.4f}", held_out), book.content_sha256.substr(0, 12)});
     }
     fmt::print("{}", kvcc::cli::table(rows));
   }
@@ -458,6 +566,12 @@ int main(int argc, char** argv) {
         ->required();
     app.add_option("-o,--output", options.output,
                    "Artifact NAME.kvcb; with several schemes NAME, which gives NAME.SCHEME.kvcb");
+    app.add_option("--budget", options.budget,
+                   "Effective bits an element for schemes of vector codebooks, in place of their own")
+        ->check(CLI::Range(0.01, 16.0).description(""));
+    app.add_option("--held-out", options.held_out,
+                   "Last samples that vector codebooks are not fitted to, but judged by (default: one in eight)")
+        ->check(CLI::Range(0, 1 << 20).description(""));
     CLI::Option* explain =
         app.add_flag("--explain", options.explain,
                      "Say in words what each scheme has fitted, and how; with --layer and --head instead of fitting: "

@@ -93,6 +93,7 @@ class Generation {
         rope_(files_.config.rope) {}
 
   int run() {
+    if (!files_.left_out.empty()) spdlog::info("{}: {}", o_.model, files_.left_out);
     at::set_num_threads(common_.threads);
     make_tokenizer();
     if (o_.load.empty()) {

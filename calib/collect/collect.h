@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "formats/store/activations.h"
+#include "formats/store/weights_file.h"
 #include "formats/weights/model_files.h"
 
 namespace kvcc {
@@ -19,7 +20,10 @@ struct CollectOptions {
   uint64_t max_memory = 0;  ///< bytes; 0: what the machine has available
   bool resume = false, force = false;
   bool skip_nonfinite = false;  ///< leave samples with NaN or infinity out instead of stopping
+  /// In place of the model's projections (read_weights_for); settings.decoder_json names them. May be null; not owned.
+  const QuantisedWeights* weights = nullptr;
   int threads = 1;
+  int64_t self_samples = 0;  ///< that the model has to make first; counts for the plan alone
 };
 
 /// What a run will take.
@@ -47,8 +51,9 @@ struct CollectCallbacks {
   std::function<void(const std::string&)> warn;
 };
 
-/// ids [samples][seqlen]; settings.samples and seqlen must agree with them. Shards are written by a thread of their own
-/// as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written stays.
+/// ids [samples][at most seqlen]; settings.samples, seqlen and lengths must agree with them. Shards are written by a
+/// thread of their own as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written
+/// stays.
 CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
                       const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
                       const CollectCallbacks& callbacks);

@@ -53,7 +53,7 @@ class Pass {
     double loss = 0;
     at::Tensor gradient = head_gradient(hidden, loss);
     hidden.reset();
-    backward(gradient);
+    options_.weights_from >= 0 ? weights_backward(gradient) : backward(gradient);
     return loss;
   }
 
@@ -80,19 +80,22 @@ class Pass {
     const at::AutoGradMode mode(differentiable);
     RecordTap tap(first_);
     Kept kept;
-    kept.input = differentiable && layer > first_ ? input.detach().requires_grad_() : input.detach();
-    kept.output = decoder_.layer(layer, kept.input, angles_, &tap);
+    const bool for_weights = options_.weights_from >= 0;
+    kept.input = differentiable && (for_weights || layer > first_) ? input.detach().requires_grad_() : input.detach();
+    kept.output = decoder_.layer(layer, kept.input, angles_, for_weights ? nullptr : &tap);
     kept.key = tap.key;
     kept.value = tap.value;
     return kept;
   }
+
+  bool recomputes() const { return options_.recompute || options_.weights_from >= 0; }
 
   at::Tensor forward() {
     at::Tensor x = decoder_.embed(ids_);
     check(x[0], -1, "");
     for (int l = 0; l < decoder_.layers(); ++l) {
       check_interrupt();
-      Kept kept = run_layer(l, x, options_.fisher && !options_.recompute);
+      Kept kept = run_layer(l, x, options_.fisher && !recomputes());
       if (kept.key.defined()) {
         check(kept.key[0], l, "key");
         check(kept.value[0], l, "value");
@@ -101,7 +104,7 @@ class Pass {
       x = kept.output.detach();
       if (!options_.fisher) {
         if (kept.key.defined()) options_.done(l, {kept.key[0], kept.value[0], {}, {}});
-      } else if (options_.recompute) {
+      } else if (recomputes()) {
         kept_.push_back({kept.input, {}, {}, {}});
       } else {
         kept_.push_back(std::move(kept));
@@ -138,6 +141,18 @@ class Pass {
                                       : "not finite in the model's weights: " + weights);
     }
     return torch::autograd::grad({output}, {input}, {gradient.unsqueeze(0)})[0];
+  }
+
+  /// The products of a layer tell of their gradients while its input's is found.
+  void weights_backward(at::Tensor gradient) {
+    for (int l = decoder_.layers() - 1; l >= options_.weights_from; --l) {
+      check_interrupt();
+      const Kept kept = run_layer(l, kept_[l].input, true);
+      kept_[l] = {};
+      gradient = torch::autograd::grad({kept.output}, {kept.input}, {gradient})[0];
+      check(gradient[0], l, "gradient");
+      if (options_.progress) options_.progress(2);
+    }
   }
 
   void backward(at::Tensor gradient) {

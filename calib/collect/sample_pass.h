@@ -28,6 +28,9 @@ struct SamplePass {
   bool fisher = true;      ///< run the backward pass
   bool recompute = false;  ///< keep the layers' inputs only and run each layer again before its backward pass
   std::string sample;      ///< "sample 3", for errors
+  /// From 0: the pass is about the weights of this layer and those after it, whose products tell the decoder's watcher
+  /// (Decoder::watch). Then inputs alone are kept, and `done` is not called.
+  int weights_from = -1;
   /// Layers that have a cache, by the model's numbers; last to first, first to last without Fisher.
   std::function<void(int layer, const LayerActs&)> done;
   std::function<void(int units)> progress;  ///< one unit a layer forward, two a layer backward

@@ -31,8 +31,12 @@ std::vector<int64_t> query_positions(int64_t tokens, int64_t count) {
   return positions;
 }
 
-AttentionReference::AttentionReference(int64_t layers, std::vector<int64_t> queries)
-    : positions(at::tensor(queries, at::kLong)), output(layers) {}
+AttentionReference::AttentionReference(std::vector<int> of_layers, std::vector<int64_t> queries)
+    : layers(std::move(of_layers)), positions(at::tensor(queries, at::kLong)), output(layers.size()) {}
+
+int AttentionReference::row(int layer) const {
+  return static_cast<int>(std::lower_bound(layers.begin(), layers.end(), layer) - layers.begin());
+}
 
 void AttentionErrors::add(const AttentionErrors& other) {
   const auto mine = static_cast<double>(windows), theirs = static_cast<double>(other.windows);
@@ -46,10 +50,10 @@ void AttentionErrors::add(const AttentionErrors& other) {
   windows += other.windows;
 }
 
-void add_still(AttentionErrors& errors, int64_t layers, int layer, const at::Tensor& exact_weights,
+void add_still(AttentionErrors& errors, int64_t rows, int row, const at::Tensor& exact_weights,
                const at::Tensor& weights, const at::Tensor& exact_output, const at::Tensor& output) {
   const auto heads = static_cast<size_t>(output.size(1));
-  const size_t all = layers * heads, first = layer * heads;
+  const size_t all = rows * heads, first = row * heads;
   // x log(x / y) with 0 log 0 = 0; a weight that the exact softmax has and the other has not is no more than 1e-38.
   const at::Tensor p = exact_weights.to(at::kDouble), q = weights.to(at::kDouble).clamp_min(1e-300);
   accumulate(errors.still_kl, all, first, (at::xlogy(p, p) - at::xlogy(p, q)).sum(2).mean(1));
@@ -57,15 +61,15 @@ void add_still(AttentionErrors& errors, int64_t layers, int layer, const at::Ten
   accumulate(errors.still_error, all, first, difference.abs().mean({0, 2}));
   accumulate(errors.still_power, all, first, difference.square().mean({0, 2}));
   accumulate(errors.output_power, all, first, exact_output.to(at::kDouble).square().mean({0, 2}));
-  accumulate(errors.still_by_query, output.size(0), 0, difference.abs().mean({1, 2}), 1 / static_cast<double>(layers));
+  accumulate(errors.still_by_query, output.size(0), 0, difference.abs().mean({1, 2}), 1 / static_cast<double>(rows));
 }
 
-void add_grown(AttentionErrors& errors, int64_t layers, int layer, const at::Tensor& exact_output,
+void add_grown(AttentionErrors& errors, int64_t rows, int row, const at::Tensor& exact_output,
                const at::Tensor& output) {
   const auto heads = static_cast<size_t>(output.size(1));
   const at::Tensor difference = (output - exact_output).to(at::kDouble).abs();
-  accumulate(errors.grown_error, layers * heads, layer * heads, difference.mean({0, 2}));
-  accumulate(errors.grown_by_query, output.size(0), 0, difference.mean({1, 2}), 1 / static_cast<double>(layers));
+  accumulate(errors.grown_error, rows * heads, row * heads, difference.mean({0, 2}));
+  accumulate(errors.grown_by_query, output.size(0), 0, difference.mean({1, 2}), 1 / static_cast<double>(rows));
 }
 
 }  // namespace kvcc

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "calib/eval/comparison.h"
 #include "calib/eval/evicting_cache.h"
@@ -16,6 +17,7 @@
 #include "calib/eval/window_cache.h"
 #include "calib/model/decoder.h"
 #include "calib/model/errors.h"
+#include "calib/model/quantised_model.h"
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -75,6 +77,10 @@ class Evaluation {
   Evaluation(const ModelFiles& files, const std::vector<EvalSubject>& subjects, const EvalOptions& options,
              EvalJournal* journal, const std::function<void(uint64_t, uint64_t)>& progress)
       : files_(files), options_(options), journal_(journal), progress_(progress), decoder_(files) {
+    if (options.weights != nullptr) {
+      quantised_.emplace(decoder_);  // all that is not replaced is shared
+      use_weights(*quantised_, files, *options.weights);
+    }
     const CacheShape shape = shape_of(files.config);
     const int layers = decoder_.layers();
     for (size_t i = 0; i < subjects.size(); ++i) {
@@ -90,7 +96,10 @@ class Evaluation {
 
   EvalReport run(const std::vector<std::vector<int32_t>>& windows) {
     EvalReport report;
-    report.bins = position_bins(static_cast<int64_t>(windows[0].size()));
+    size_t longest = 0;
+    for (const std::vector<int32_t>& window : windows) longest = std::max(longest, window.size());
+    report.bins = position_bins(static_cast<int64_t>(longest));
+    report.layers = files_.config.cached_layers();
     if (options_.attention_queries > 0) {
       report.queries = query_positions(static_cast<int64_t>(windows[0].size()), options_.attention_queries);
     }
@@ -113,6 +122,7 @@ class Evaluation {
   }
 
  private:
+  const Decoder& subjects_decoder() const { return quantised_ ? *quantised_ : decoder_; }
   size_t passes_of_a_run() const { return 1 + 2 * options_.repair_percents.size(); }
   void passed(size_t passes = 1) {
     done_ += passes;
@@ -191,7 +201,7 @@ class Evaluation {
       pass.normed = decoder_.forward(ids_tensor(ids))[0];
       return pass;
     }
-    reference_.emplace(decoder_.layers(), queries);
+    reference_.emplace(files_.config.cached_layers(), queries);
     std::vector<ReferenceTap::Subject> subjects;
     for (Work& one : work) {
       one.record.attention.windows = 1;
@@ -225,7 +235,7 @@ class Evaluation {
       const Seconds seconds(now.seconds);
       if (options_.eviction) {
         EvictingCache tap(cache, work.run->mode, *options_.eviction, decoder_.rope(), decoder_.layers());
-        now.normed = decoder_.forward(ids_tensor(ids), &tap)[0];
+        now.normed = subjects_decoder().forward(ids_tensor(ids), &tap)[0];
         work.record.kept = tap.kept();
         return;
       }
@@ -235,7 +245,7 @@ class Evaluation {
         tap.measure_keys(&work.record.key_errors);
         if (work.record.attention.windows > 0) tap.measure_attention(&*reference_, &work.record.attention);
       }
-      now.normed = decoder_.forward(ids_tensor(ids), &tap)[0];
+      now.normed = subjects_decoder().forward(ids_tensor(ids), &tap)[0];
     };
     const int64_t outliers = cache.key_outliers(), elements = cache.key_elements();
     pass({});
@@ -306,6 +316,7 @@ class Evaluation {
   EvalJournal* journal_;
   const std::function<void(uint64_t, uint64_t)>& progress_;
   const Decoder decoder_;
+  std::optional<Decoder> quantised_;  ///< with options.weights
   std::vector<std::unique_ptr<SimulatedCache>> caches_;
   std::vector<Run> runs_;
   uint64_t done_ = 0, total_ = 0;
@@ -330,7 +341,8 @@ uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects, co
     layer += 10 * sizeof(double) * seqlen * c.query_heads * std::min(seqlen, options.attention_queries);
   }
   const uint64_t logits = 5ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
-  return loaded_bytes(files) + passes + std::max(layer, logits);
+  const uint64_t quantised = options.weights != nullptr ? projection_bytes(files) : 0;
+  return loaded_bytes(files) + quantised + passes + std::max(layer, logits);
 }
 
 std::string run_name(const EvalSubject& subject, const ModeOptions& mode, const EvalOptions& options) {
@@ -339,6 +351,7 @@ std::string run_name(const EvalSubject& subject, const ModeOptions& mode, const 
   name += fmt::format(" {}", mode_name(mode.mode));
   if (mode.mode == EvalMode::pseudo_decode) name += fmt::format(" block={}", mode.block);
   if (mode.mode == EvalMode::prefill_exact) name += fmt::format(" prompt={}", mode.prompt);
+  if (options.weights != nullptr) name += " weights=" + options.weights->content_sha256;
   if (options.eviction) name += " evict=" + eviction_name(*options.eviction);
   for (const double percent : options.repair_percents) name += fmt::format(" repair={}", percent);
   if (options.attention_queries > 0) name += fmt::format(" attention={}", options.attention_queries);

@@ -13,6 +13,7 @@
 #include "calib/eval/statistics.h"
 #include "formats/core/scheme.h"
 #include "formats/store/codebook.h"
+#include "formats/store/weights_file.h"
 #include "formats/weights/model_files.h"
 
 namespace kvcc {
@@ -30,11 +31,14 @@ struct EvalOptions {
   std::optional<Eviction> eviction;               ///< of every subject; then not full mode, repairs or attention
   std::vector<double> repair_percents;            ///< two passes more for each of them
   int64_t attention_queries = 0;                  ///< queries of a window at which attention is compared; 0: none
+  /// Of the model that runs every subject, full precision's own cache included; null: its own. Full precision itself,
+  /// which all is compared with, stays what the files hold. Made for these files (read_weights_for); not owned.
+  const QuantisedWeights* weights = nullptr;
   int threads = 1;
 };
 
-/// Means are over windows of means over the T - 1 predictions of each; errors are standard errors over windows, NaN for
-/// one window; logarithms are natural.
+/// Means are over windows of means over the T - 1 predictions of each, a window of several lengths counting as its
+/// predictions do; errors are standard errors over windows, NaN for one window; logarithms are natural.
 struct EvalResult {
   size_t subject = 0;  ///< of those given
   ModeOptions mode;
@@ -57,8 +61,9 @@ struct EvalResult {
 struct EvalReport {
   EvalResult full;                  ///< the model itself
   std::vector<EvalResult> results;  ///< subject by subject, each in all modes
-  std::vector<int64_t> bins;        ///< first predicted position of each bin of positions, then the window's length
-  std::vector<int64_t> queries;     ///< positions at which attention was compared
+  std::vector<int64_t> bins;  ///< first predicted position of each bin of positions, then the longest window's length
+  std::vector<int64_t> queries;  ///< positions at which attention was compared
+  std::vector<int> layers;       ///< the model's that have a cache
 };
 
 /// Estimate of the resident memory of evaluate() with windows of `seqlen` tokens.
@@ -67,8 +72,9 @@ uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects, co
 /// Of a subject in a mode, for progress, messages and journals: all that decides what is measured.
 std::string run_name(const EvalSubject& subject, const ModeOptions& mode, const EvalOptions& options);
 
-/// windows [n][seqlen], seqlen at least 2. `journal` may be null. `progress` gets forward passes done and in all, and
-/// what runs next. One full-precision pass a window serves all. Throws Error, Interrupted.
+/// windows [n][seqlen], seqlen at least 2 and not the same for all (then no attention queries). `journal` may be null.
+/// `progress` gets forward passes done and in all, and what runs next. One full-precision pass a window serves all.
+/// Throws Error, Interrupted.
 EvalReport evaluate(const ModelFiles& files, const std::vector<std::vector<int32_t>>& windows,
                     const std::vector<EvalSubject>& subjects, const EvalOptions& options,
                     EvalJournal* journal = nullptr,

@@ -20,6 +20,28 @@ double standard_error(std::span<const double> x) {
   return std::sqrt(squares / (n - 1) / n);
 }
 
+double mean(std::span<const double> x, std::span<const double> weights) {
+  if (weights.empty()) return mean(x);
+  double sum = 0, weight = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    sum += weights[i] * x[i];
+    weight += weights[i];
+  }
+  return sum / weight;
+}
+
+double standard_error(std::span<const double> x, std::span<const double> weights) {
+  if (weights.empty() || x.size() < 2) return standard_error(x);
+  const double centre = mean(x, weights), n = static_cast<double>(x.size());
+  double squares = 0, weight = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double distance = weights[i] * (x[i] - centre);
+    squares += distance * distance;
+    weight += weights[i];
+  }
+  return std::sqrt(squares * n / (n - 1)) / weight;
+}
+
 double quantile(std::vector<float> x, double p) {
   const double place = p * static_cast<double>(x.size() - 1);
   const auto below = static_cast<size_t>(place);

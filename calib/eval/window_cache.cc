@@ -102,7 +102,8 @@ at::Tensor WindowCache::attend(int layer, const at::Tensor& query, const at::Ten
                             mode_.prompt, rule);
   }
   if (reference_ != nullptr) {
-    add_grown(*attention_errors_, reference_->layers(), layer, reference_->output.at(layer),
+    const int row = reference_->row(layer);
+    add_grown(*attention_errors_, reference_->rows(), row, reference_->output.at(row),
               rows_at(mixed, reference_->positions));
   }
   return mixed;
@@ -135,7 +136,7 @@ at::Tensor ReferenceTap::attend(int layer, const at::Tensor& query, const at::Te
   };
   const RowVersions key{keys_[0], keys_[0], keys_[0]}, value{values_[0], values_[0], values_[0]};
   const MixedRows exact = rows(key, value, [](int64_t) { return TokenView{}; });
-  reference_.output.at(layer) = exact.output[0];
+  reference_.output.at(reference_.row(layer)) = exact.output[0];
   for (size_t i = 0; i < subjects_.size(); ++i) {
     const Subject& subject = subjects_[i];
     const bool full = subject.mode.mode == EvalMode::full;  // whose exact tokens are in the coded rows
@@ -144,8 +145,8 @@ at::Tensor ReferenceTap::attend(int layer, const at::Tensor& query, const at::Te
     const RowVersions values{values_[0], full ? values_[i + 1] : rounded_to_half(values_[0], layer, CacheTensor::value),
                              values_[i + 1]};
     const MixedRows theirs = rows(keys, values, token_views(*subject.cache, subject.mode, layer, query.size(1)));
-    add_still(*subject.errors, reference_.layers(), layer, exact.weights[0], theirs.weights[0], exact.output[0],
-              theirs.output[0]);
+    add_still(*subject.errors, reference_.rows(), reference_.row(layer), exact.weights[0], theirs.weights[0],
+              exact.output[0], theirs.output[0]);
   }
   return attention(query.transpose(1, 2), keys_[0].transpose(1, 2), values_[0].transpose(1, 2), {}, rule)
       .transpose(1, 2);

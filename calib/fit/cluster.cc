@@ -53,8 +53,9 @@ void TensorFitter::walk(const Weighting& weighting, int head, bool weighted, con
     const double scale = norm.scale[first_column + c];
     factor[c] = norm.scale[first_column + c] == kLeastScale ? 0.0 : (by_scale ? scale * scale : 1.0);
   }
-  for (int64_t row = 0; row < in_.rows(); ++row) {
-    if (!weighting.first && row % in_.seqlen == 0) continue;
+  for (int64_t row = 0, sample = 0; row < in_.rows(); ++row) {
+    if (row == in_.end(sample)) ++sample;
+    if (!weighting.first && row == in_.begin(sample)) continue;
     const float* x = in_.x.data() + row * n + first_column;
     const float* g = by_gradient ? in_.grad.data() + row * n + first_column : nullptr;
     if (norm.axis == Axis::channel) {

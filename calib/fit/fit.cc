@@ -1,5 +1,7 @@
 #include "calib/fit/fit.h"
 
+#include <algorithm>
+#include <functional>
 #include <string>
 
 #include "calib/fit/parallel.h"
@@ -18,13 +20,15 @@ void check_size(size_t found, int64_t rows, int heads, int dim, const std::strin
 TensorInput input_of(const LayerActivations& a, bool key) {
   TensorInput in;
   in.name = "layer " + std::to_string(a.layer) + (key ? " key" : " value");
-  in.samples = a.samples;
-  in.seqlen = a.seqlen;
+  in.samples = static_cast<int64_t>(a.starts.size()) - 1;
+  in.starts = a.starts;
   in.heads = a.heads;
   in.dim = key ? a.dim : a.value_dim;
   in.x = key ? a.key : a.value;
   in.grad = key ? a.key_grad : a.value_grad;
-  if (a.samples < 1 || a.seqlen < 1 || in.heads < 1 || in.dim < 1) {
+  const bool some = in.samples > 0 && a.starts.front() == 0 &&
+                    std::adjacent_find(a.starts.begin(), a.starts.end(), std::greater_equal<>()) == a.starts.end();
+  if (!some || in.heads < 1 || in.dim < 1) {
     throw bad_input(in.name, "no activations", "at least one token, head and channel");
   }
   check_size(in.x.size(), in.rows(), in.heads, in.dim, in.name);

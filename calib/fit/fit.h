@@ -11,9 +11,9 @@
 
 namespace kvcc {
 
-/// One layer's activations of all samples, one after another. N = samples * seqlen rows. Not owned.
+/// One layer's activations of all samples, one after another, N rows (tokens). Not owned.
 struct LayerActivations {
-  int64_t samples = 0, seqlen = 0;
+  std::vector<int64_t> starts;  ///< [samples + 1] first row of each sample, then N; no sample is empty
   int heads = 0, dim = 0, value_dim = 0;
   std::span<const float> key, key_grad;      ///< [N, H, D]; grad signed; empty grad: weights are 1
   std::span<const float> value, value_grad;  ///< [N, H, Dv]

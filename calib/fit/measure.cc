@@ -34,7 +34,8 @@ void TensorFitter::measure(int plan, int64_t sample) {
   if (work.normaliser < 0) return;
   const Normaliser& norm = normalisers_[work.normaliser];
   const int n = in_.row_size();
-  const std::span<const float> x = in_.x.subspan(sample * in_.seqlen * n, in_.seqlen * n);
+  const int64_t tokens = in_.length(sample);
+  const std::span<const float> x = in_.x.subspan(in_.begin(sample) * n, tokens * n);
   const std::string place = in_.name + ", sample " + std::to_string(sample);
   const bool sparse = asked.sparse > 0;
   std::vector<float> decoded(x.size());
@@ -56,8 +57,8 @@ void TensorFitter::measure(int plan, int64_t sample) {
   std::vector<int32_t> outliers(n);
   std::vector<float> normalised(n);
   RowTails tails;
-  for (int64_t t = std::min<int64_t>(asked.sink, in_.seqlen); t < in_.seqlen; ++t) {
-    const int64_t row = sample * in_.seqlen + t;
+  for (int64_t t = std::min<int64_t>(asked.sink, tokens); t < tokens; ++t) {
+    const int64_t row = in_.begin(sample) + t;
     const float* g = in_.grad.empty() ? nullptr : in_.grad.data() + row * n;
     add_errors(x.data() + t * n, decoded.data() + t * n, g, n, weighted.data(), error.data(), energy.data());
     if (norm.axis == Axis::token) {

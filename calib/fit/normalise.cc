@@ -111,23 +111,26 @@ void TensorFitter::describe_head(int head) {
   const float* origin = in_.x.data() + static_cast<size_t>(head) * dim;
   const std::vector<float> origins(origin, origin + dim);
   double first = 0;
-  for (int64_t row = 0; row < in_.rows(); ++row) {
+  const int64_t second_half = in_.second_half();
+  for (int64_t row = 0, sample = 0; row < in_.rows(); ++row) {
+    if (row == in_.end(sample)) ++sample;
+    const bool is_first = row == in_.begin(sample);
     const size_t at = row * n + static_cast<size_t>(head) * dim;
     const float *x = in_.x.data() + at, *g = fisher ? in_.grad.data() + at : nullptr;
-    const int part = row % in_.seqlen == 0 ? 2 : (in_.in_first_half(row) ? 0 : 1);
+    const int part = is_first ? 2 : (row < second_half ? 0 : 1);
     ++rows_of[part];
     if (!add_row(parts[part], x, g, origins.data(), dim)) {
       const int64_t bad_x = first_non_finite({x, static_cast<size_t>(dim)});
       const float* from = bad_x >= 0 ? x : g;
       const int64_t channel = bad_x >= 0 ? bad_x : first_non_finite({g, static_cast<size_t>(dim)});
       throw bad_input(in_.name + (bad_x >= 0 ? "" : " gradient") + ", head " + std::to_string(head) + ", sample " +
-                          std::to_string(row / in_.seqlen) + ", token " + std::to_string(row % in_.seqlen) +
-                          ", channel " + std::to_string(channel),
+                          std::to_string(sample) + ", token " + std::to_string(row - in_.begin(sample)) + ", channel " +
+                          std::to_string(channel),
                       std::isnan(from[channel]) ? "NaN" : "infinity",
                       bad_x >= 0 ? "a finite value" : "a finite gradient, as k-means expects squared gradients",
                       "collect again; --on-nonfinite skip leaves such samples out");
     }
-    if (fisher && row % in_.seqlen == 0) {
+    if (fisher && is_first) {
       for (int c = 0; c < dim; ++c) first += static_cast<double>(g[c]) * g[c];
     }
   }
@@ -158,7 +161,7 @@ void TensorFitter::describe_mass(int head) {
   int64_t token = 0, heaviest = 0;
   for (int64_t sample = 0; sample < in_.samples; ++sample) {
     double of_sample = 0;
-    for (int64_t row = sample * in_.seqlen + 1; row < (sample + 1) * in_.seqlen; ++row) {
+    for (int64_t row = in_.begin(sample) + 1; row < in_.end(sample); ++row) {
       const double mass = sum_of_squares(in_.grad.data() + row * in_.row_size() + head * in_.dim, in_.dim);
       of_sample += mass;
       if (mass > most_token) {
@@ -176,23 +179,23 @@ void TensorFitter::describe_mass(int head) {
   stats_.sample_share[head] = static_cast<float>(most_sample / total);
   stats_.token_share[head] = static_cast<float>(most_token / total);
   stats_.heaviest_sample[head] = static_cast<uint32_t>(heaviest);
-  stats_.token_sample[head] = static_cast<uint32_t>(token / in_.seqlen);
-  stats_.token_position[head] = static_cast<uint32_t>(token % in_.seqlen);
+  stats_.token_sample[head] = static_cast<uint32_t>(in_.sample_of(token));
+  stats_.token_position[head] = static_cast<uint32_t>(token - in_.begin(in_.sample_of(token)));
 }
 
 void TensorFitter::normalise_channels(Normaliser& normaliser, int head) {
   constexpr int kTogether = 16;  // channels gathered in one pass: a cache line
   const int64_t rows = in_.rows() - (normaliser.first ? 0 : in_.samples);
   std::vector<float> columns(kTogether * rows);
-  int64_t first_half = 0, held_out = 0;
-  for (int64_t row = 0; row < in_.rows(); ++row) {
-    first_half += in_.in_first_half(row) && (normaliser.first || row % in_.seqlen != 0) ? 1 : 0;
-  }
+  const int64_t half = in_.second_half();
+  const int64_t first_half = normaliser.first ? half : half - (in_.samples > 1 ? (in_.samples + 1) / 2 : 1);
+  int64_t held_out = 0;
   for (int begin = 0; begin < in_.dim; begin += kTogether) {
     const int width = std::min(kTogether, in_.dim - begin);
     int64_t out = 0;
-    for (int64_t row = 0; row < in_.rows(); ++row) {
-      if (!normaliser.first && row % in_.seqlen == 0) continue;
+    for (int64_t row = 0, sample = 0; row < in_.rows(); ++row) {
+      if (row == in_.end(sample)) ++sample;
+      if (!normaliser.first && row == in_.begin(sample)) continue;
       const float* from = in_.x.data() + row * in_.row_size() + static_cast<int64_t>(head) * in_.dim + begin;
       for (int c = 0; c < width; ++c) columns[c * rows + out] = from[c];
       ++out;
@@ -219,14 +222,14 @@ void TensorFitter::normalise_channels(Normaliser& normaliser, int head) {
 void TensorFitter::normalise_tokens(Normaliser& normaliser, int64_t sample) {
   const int n = in_.row_size();
   RowTails tails;
-  for (int64_t row = sample * in_.seqlen; row < (sample + 1) * in_.seqlen; ++row) {
+  for (int64_t row = in_.begin(sample); row < in_.end(sample); ++row) {
     split_tails(in_.x.subspan(row * n, n), normaliser.tail, tails);
     std::copy(tails.columns.begin(), tails.columns.end(), normaliser.columns.begin() + row * 2 * normaliser.tail);
     TokenRange range = token_range(tails.low, tails.high);
     if (half_is_infinite(range.scale) || half_is_infinite(range.zero)) {
       range = checked_range(
           tails.low, tails.high,
-          in_.name + ", sample " + std::to_string(sample) + ", token " + std::to_string(row % in_.seqlen));
+          in_.name + ", sample " + std::to_string(sample) + ", token " + std::to_string(row - in_.begin(sample)));
     }
     normaliser.token_scale[row] = tails.low == tails.high ? 0.0f : half_to_float(range.scale);
     normaliser.token_zero[row] = half_to_float(range.zero);

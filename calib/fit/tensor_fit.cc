@@ -13,7 +13,11 @@ namespace {
 bool needs_kmeans(const TensorPlan& plan) { return plan.tensor.grid == Grid::nuq; }
 
 /// Whether both halves have a token that is not the first of its sample.
-bool has_halves(const TensorInput& in) { return in.samples > 1 ? in.seqlen > 1 : in.seqlen > 2; }
+bool has_halves(const TensorInput& in) {
+  if (in.samples == 1) return in.rows() > 2;
+  const int64_t first = in.second_half(), samples = (in.samples + 1) / 2;
+  return first > samples && in.rows() - first > in.samples - samples;
+}
 
 /// counts [parts, n] to shares of each part's sum.
 std::vector<float> shares(const std::vector<int64_t>& counts, size_t parts) {
@@ -36,7 +40,8 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
   for (auto* v : {&stats_.min, &stats_.max, &stats_.mean, &stats_.variance, &stats_.fisher}) v->resize(channels);
   stats_.first_token_share.resize(heads);
   if (has_halves(in_)) stats_.drift.resize(heads);
-  if (!in_.grad.empty() && in_.seqlen > 1) {
+  const bool has_rest = in_.rows() > in_.samples;  // tokens that are not the first of their sample
+  if (!in_.grad.empty() && has_rest) {
     for (auto* v : {&stats_.sample_share, &stats_.token_share}) v->resize(heads);
     for (auto* v : {&stats_.heaviest_sample, &stats_.token_sample, &stats_.token_position}) v->resize(heads);
   }
@@ -45,9 +50,8 @@ TensorFitter::TensorFitter(TensorInput input, std::vector<TensorPlan> plans)
     const TensorPlan& plan = plans_[p];
     const bool needs_rest = (plan.tensor.axis == Axis::channel && !plan.first_in_thresholds) ||
                             (needs_kmeans(plan) && !plan.first_in_kmeans);
-    if (plan.tensor.grid != Grid::full && needs_rest && in_.seqlen < 2) {
-      throw bad_input(in_.name, "samples of " + std::to_string(in_.seqlen) + " token",
-                      "2 or more, as the first of each sample is left out of the fit",
+    if (plan.tensor.grid != Grid::full && needs_rest && !has_rest) {
+      throw bad_input(in_.name, "samples of 1 token", "2 or more, as the first of each sample is left out of the fit",
                       "collect with a larger --seqlen, or fit with first-thresholds=in,first-kmeans=in");
     }
     Work& work = work_[p];
@@ -212,7 +216,10 @@ TensorFit TensorFitter::result(int plan) const {
       fit.held_out_outliers = n.held_out;
     }
   }
-  const int64_t quantised = in_.samples * std::max<int64_t>(in_.seqlen - plans_[plan].sink, 0) * in_.dim;
+  int64_t quantised = 0;
+  for (int64_t s = 0; s < in_.samples; ++s) {
+    quantised += std::max<int64_t>(in_.length(s) - plans_[plan].sink, 0) * in_.dim;
+  }
   for (int h = 0; h < in_.heads; ++h) {
     double weighted = 0, error = 0, energy = 0;
     int64_t outliers = 0;

@@ -1,6 +1,7 @@
 // One tensor (key or value) of one layer, fitted for several schemes at once in stages of independent tasks.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,14 +16,19 @@ namespace kvcc {
 /// Activations of one tensor. Not owned.
 struct TensorInput {
   std::string name;  ///< "layer 3 key", for errors
-  int64_t samples = 0, seqlen = 0;
+  int64_t samples = 0;
+  std::vector<int64_t> starts;  ///< [samples + 1] first row of each sample, then the number of rows
   int heads = 0, dim = 0;
-  std::span<const float> x, grad;  ///< [samples * seqlen, heads, dim]; grad may be empty
-  int64_t rows() const { return samples * seqlen; }
-  /// Whether a row is in the first half of the samples; of one sample: of its tokens.
-  bool in_first_half(int64_t row) const {
-    return samples > 1 ? row / seqlen < (samples + 1) / 2 : row < (seqlen + 1) / 2;
+  std::span<const float> x, grad;  ///< [rows, heads, dim]; grad may be empty
+  int64_t rows() const { return starts.back(); }
+  int64_t begin(int64_t sample) const { return starts[static_cast<size_t>(sample)]; }
+  int64_t end(int64_t sample) const { return starts[static_cast<size_t>(sample) + 1]; }
+  int64_t length(int64_t sample) const { return end(sample) - begin(sample); }
+  int64_t sample_of(int64_t row) const {
+    return std::upper_bound(starts.begin(), starts.end(), row) - starts.begin() - 1;
   }
+  /// Rows from the first one of the second half of the samples; of one sample: of its tokens.
+  int64_t second_half() const { return samples > 1 ? begin((samples + 1) / 2) : (rows() + 1) / 2; }
   int row_size() const { return heads * dim; }
 };
 

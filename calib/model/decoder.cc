@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "formats/core/error.h"
+#include "formats/weights/projections.h"
 
 namespace kvcc {
 
@@ -39,15 +40,33 @@ void Decoder::load_all() {
     at::Tensor weight = load(tensor.hf);
     if (adds_one(tensor)) weight = 1.0 + weight;
     layer.named.emplace_back(tensor.hf, weight);
-    Linear* part = &layer.parts[static_cast<size_t>(tensor.part)];
-    if (tensor.expert >= 0) {
-      layer.experts.resize(static_cast<size_t>(config().experts.count));
-      const size_t which = tensor.part == Part::expert_gate ? 0 : tensor.part == Part::expert_up ? 1 : 2;
-      part = &layer.experts[static_cast<size_t>(tensor.expert)][which];
-    }
-    (tensor.is_bias ? part->bias : part->weight) = weight;
+    if (tensor.expert >= 0) layer.experts.resize(static_cast<size_t>(config().experts.count));
+    Linear& part = linear_of(tensor);
+    (tensor.is_bias ? part.bias : part.weight) = weight;
   }
   head_ = config().tied_embeddings ? ends_[Part::embedding].weight : ends_[Part::head].weight;
+}
+
+Linear& Decoder::linear_of(const ExpectedTensor& tensor) {
+  DecoderLayer& layer = tensor.layer < 0 ? ends_ : layers_[static_cast<size_t>(tensor.layer)];
+  if (tensor.expert < 0) return layer.parts[static_cast<size_t>(tensor.part)];
+  const size_t which = tensor.part == Part::expert_gate ? 0 : tensor.part == Part::expert_up ? 1 : 2;
+  return layer.experts[static_cast<size_t>(tensor.expert)][which];
+}
+
+const at::Tensor& Decoder::weight(const ExpectedTensor& projection) const {
+  return const_cast<Decoder*>(this)->linear_of(projection).weight;  // which changes nothing
+}
+
+void Decoder::replace(const ExpectedTensor& projection, const at::Tensor& weight) {
+  linear_of(projection).weight = weight;
+  for (auto& [name, tensor] : layers_[static_cast<size_t>(projection.layer)].named) {
+    if (name == projection.hf) tensor = weight;
+  }
+}
+
+void Decoder::watch(ProductGradients* watcher) {
+  for (const ExpectedTensor& projection : projections(files_)) linear_of(projection).watcher = watcher;
 }
 
 at::Tensor Decoder::load(const std::string& name) {

@@ -70,6 +70,12 @@ class Decoder {
   /// kind or scaling that is not known.
   explicit Decoder(const ModelFiles& files);
 
+  /// The same with other values of one of the projections (formats/weights/projections.h) [out, in], f32.
+  void replace(const ExpectedTensor& projection, const at::Tensor& weight);
+  const at::Tensor& weight(const ExpectedTensor& projection) const;
+  /// Whom the products of all projections tell of their gradients; null: nobody. Must outlive the backward passes.
+  void watch(ProductGradients* watcher);
+
   const DecoderConfig& config() const { return files_.config; }
   int layers() const { return static_cast<int>(layers_.size()); }
   const Rope& rope() const { return rope_; }
@@ -102,6 +108,7 @@ class Decoder {
  private:
   at::Tensor load(const std::string& name);
   void load_all();
+  Linear& linear_of(const ExpectedTensor& tensor);
   /// What follows attention or convolution: `added` [B, T, hidden] to the layer's output.
   at::Tensor finish(const DecoderLayer& w, const at::Tensor& x, const at::Tensor& added) const;
   AttentionRule rule_of(int layer) const;

@@ -34,14 +34,18 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const std::opt
 
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias) {
-    context->save_for_backward({weight});
+                            const std::optional<at::Tensor>& bias, ProductGradients* watcher) {
+    context->save_for_backward(watcher != nullptr ? torch::autograd::variable_list{weight, x}
+                                                  : torch::autograd::variable_list{weight});
+    context->saved_data["watcher"] = reinterpret_cast<int64_t>(watcher);
     return product(x, weight, bias);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradient) {
-    const at::Tensor weight = context->get_saved_variables()[0];
-    return {product(gradient[0], weight.t(), std::nullopt), {}, {}};
+    const torch::autograd::variable_list saved = context->get_saved_variables();
+    auto* const watcher = reinterpret_cast<ProductGradients*>(context->saved_data["watcher"].toInt());
+    if (watcher != nullptr) watcher->add(saved[0], saved[1], gradient[0]);
+    return {product(gradient[0], saved[0].t(), std::nullopt), {}, {}, {}};
   }
 };
 
@@ -50,7 +54,7 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
 at::Tensor project(const at::Tensor& x, const Linear& layer) {
   const std::optional<at::Tensor> bias = layer.bias.defined() ? std::optional(layer.bias) : std::nullopt;
   if (!c10::GradMode::is_enabled() || !x.requires_grad()) return product(x, layer.weight, bias);
-  return LinearFunction::apply(x, layer.weight, bias);
+  return LinearFunction::apply(x, layer.weight, bias, layer.watcher);
 }
 
 at::Tensor times_transposed(const at::Tensor& x, const at::Tensor& weight) { return product(x, weight, std::nullopt); }

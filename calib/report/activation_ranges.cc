@@ -60,15 +60,14 @@ void RangeReader::add_layer(const LayerData& data, int threads) {
   const CacheShape& shape = settings_.model.shape;
   const auto keys = static_cast<size_t>(shape.kv_heads) * shape.head_dim;
   const auto values = static_cast<size_t>(shape.kv_heads) * shape.value_head_dim;
-  const auto tokens = static_cast<size_t>(settings_.seqlen);
   const RopeInfo& rope = settings_.model.rope;
   const int pairs = rope.rotary_dim / 2;
-  std::vector<LayerExtents> parts(data.key.size() / (keys * tokens));  // of each sample
+  std::vector<LayerExtents> parts(data.starts.size() - 1);  // of each sample
   parallel_for(static_cast<int>(parts.size()), threads, [&](int sample) {
     LayerExtents& part = parts[static_cast<size_t>(sample)];
     std::vector<float> row(keys);
-    for (size_t t = 0; t < tokens; ++t) {
-      const size_t at = static_cast<size_t>(sample) * tokens + t;
+    const auto begin = static_cast<size_t>(data.starts[sample]), end = static_cast<size_t>(data.starts[sample + 1]);
+    for (size_t at = begin, t = 0; at < end; ++at, ++t) {
       part.key.add(data.key.data() + at * keys, keys);
       part.value.add(data.value.data() + at * values, values);
       std::copy_n(data.key.begin() + static_cast<long>(at * keys), keys, row.begin());

@@ -48,7 +48,7 @@ ReportData activations_report(const ActivationsReader& reader, int64_t samples, 
   from.samples_asked = samples < settings.samples ? 0 : settings.samples_asked;
   from.seqlen = settings.seqlen;
   from.seed = settings.seed;
-  from.tokens = samples * settings.seqlen;
+  from.tokens = settings.tokens(samples);
   from.activations_sha256 = reader.content_sha256();
   from.sources_json = sources_json(settings);
   const std::vector<Scheme> full = {book.scheme};
@@ -56,9 +56,9 @@ ReportData activations_report(const ActivationsReader& reader, int64_t samples, 
   for (int layer = 0; layer < shape.layers; ++layer) {
     check_interrupt();
     const LayerData data = read_layer(reader, layer, samples, threads, false);
-    const LayerActivations activations{
-        samples,  settings.seqlen, shape.kv_heads, shape.head_dim,  shape.value_head_dim,
-        data.key, data.key_grad,   data.value,     data.value_grad, settings.layer_index[layer]};
+    const LayerActivations activations{data.starts,          shape.kv_heads,  shape.head_dim,
+                                       shape.value_head_dim, data.key,        data.key_grad,
+                                       data.value,           data.value_grad, settings.layer_index[layer]};
     const LayerFit fit = fit_layer(activations, full, threads).front();
     append_layer(book.key, fit.key, settings.fisher);
     append_layer(book.value, fit.value, settings.fisher);

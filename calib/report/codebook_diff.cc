@@ -195,6 +195,12 @@ CodebookDifference diff_codebooks(const Codebook& a, const Codebook& b) {
     out.no_heads = "the models' geometries differ";
     return out;
   }
+  if (a.scheme.is_vector() || b.scheme.is_vector()) {
+    if (!out.equal) {
+      out.no_heads = "vector codebooks code several channels at once";
+      return out;
+    }
+  }
   const auto heads = static_cast<size_t>(a.model.shape.kv_heads);
   for (size_t layer = 0; layer < a.layer_index.size(); ++layer) {
     for (const bool key : {true, false}) {

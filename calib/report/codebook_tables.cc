@@ -6,6 +6,7 @@
 #include <set>
 
 #include "calib/report/codebook_report.h"
+#include "calib/report/vector_report.h"
 #include "formats/core/effective_bits.h"
 #include "formats/store/model_json.h"
 
@@ -49,7 +50,7 @@ ordered_json channels_json(const ChannelReport& channels) {
 ordered_json head_json(const HeadReport& head) {
   ordered_json document;
   document["head"] = head.head;
-  document["bits"] = head.bits;
+  document["bits"] = head.bits < 0 ? ordered_json() : ordered_json(head.bits);
   document["codebook"] = head.codebook;
   for (const HeadColumn& column : head_columns()) {
     const std::string name = column.name;
@@ -69,19 +70,26 @@ ordered_json head_json(const HeadReport& head) {
 }
 
 ordered_json provenance_json(const Provenance& provenance) {
-  return {{"tool_version", provenance.tool_version},
-          {"dataset", provenance.dataset_name},
-          {"dataset_sha256", provenance.dataset_sha256},
-          {"dataset_flavour", provenance.dataset_flavour},
-          {"tokenizer_sha256", provenance.tokenizer_sha256},
-          {"bos", provenance.bos},
-          {"samples", provenance.samples},
-          {"seqlen", provenance.seqlen},
-          {"seed", provenance.seed},
-          {"tokens", provenance.tokens},
-          {"samples_asked", std::max(provenance.samples, provenance.samples_asked)},
-          {"activations_sha256", provenance.activations_sha256},
-          {"date", provenance.date}};
+  ordered_json document = {{"tool_version", provenance.tool_version},
+                           {"dataset", provenance.dataset_name},
+                           {"dataset_sha256", provenance.dataset_sha256},
+                           {"dataset_flavour", provenance.dataset_flavour},
+                           {"tokenizer_sha256", provenance.tokenizer_sha256},
+                           {"bos", provenance.bos},
+                           {"samples", provenance.samples},
+                           {"seqlen", provenance.seqlen},
+                           {"seed", provenance.seed},
+                           {"tokens", provenance.tokens},
+                           {"samples_asked", std::max(provenance.samples, provenance.samples_asked)},
+                           {"held_out", provenance.held_out},
+                           {"quantised_weights", provenance.quantised_weights},
+                           {"activations_sha256", provenance.activations_sha256},
+                           {"date", provenance.date}};
+  if (!provenance.sources_json.empty()) {
+    document["sources"] = ordered_json::parse(provenance.sources_json, nullptr, false);
+    if (document["sources"].is_discarded()) document.erase("sources");
+  }
+  return document;
 }
 
 }  // namespace
@@ -133,9 +141,7 @@ std::vector<ContextBits> context_bits(const Codebook& codebook) {
   std::vector<ContextBits> all;
   for (const int64_t context : {int64_t{2048}, int64_t{32768}, int64_t{131072}}) {
     all.push_back(
-        {context, effective_bits(codebook.scheme, codebook.model.shape,
-                                 {.context = context,
-                                  .key_outlier_fraction = mean_outlier_fraction(codebook.key.outlier_fraction)})});
+        {context, effective_bits(codebook.scheme, codebook.model.shape, bits_query(codebook, {.context = context}))});
   }
   return all;
 }
@@ -188,6 +194,7 @@ ordered_json codebook_json(const ReportData& data, const std::vector<HeadReport>
         {{"context", at.context}, {"total", at.bits.total}, {"constant_bytes", at.bits.constant_bytes}});
   }
   document["provenance"] = provenance_json(codebook.provenance);
+  if (codebook.scheme.is_vector()) document["vector"] = vector_json(codebook);
   document["warnings"] = warnings_json(data);
   document["histogram_edges"] = {normalised_edge(0), normalised_edge(kNormalisedBins)};
   document["layers"] = layers_json(heads);

@@ -77,6 +77,8 @@ const std::vector<std::string_view> kEvaluationScripts = {"base.js",
                                                           "evaluation_lines.js",
                                                           "evaluation_page.js"};
 
+const std::vector<std::string_view> kAblationScripts = {"base.js", "scale.js", "chart.js", "ablation_page.js"};
+
 std::string html_escape(std::string_view text) {
   std::string out;
   for (const char c : text) {

@@ -10,7 +10,7 @@
 namespace kvcc {
 
 /// Scripts of assets/, in the order in which they run.
-extern const std::vector<std::string_view> kCodebookScripts, kEvaluationScripts;
+extern const std::vector<std::string_view> kCodebookScripts, kEvaluationScripts, kAblationScripts;
 
 /// `data` is what the scripts draw, JSON in an element that browsers do not run; its member "title" is the page's. A
 /// content security policy allows this style and these scripts by their hashes and nothing else, so that a name in the

@@ -1,4 +1,4 @@
-// The HTML reports of kvcc inspect and kvcc eval.
+// The HTML reports of kvcc inspect, kvcc eval and kvcc ablate.
 #pragma once
 
 #include <cstdint>
@@ -16,5 +16,8 @@ std::string codebook_html(const ReportData& report, const std::string& path, uin
 
 /// The document of kvcc eval --json, drawn. Throws nlohmann::json::exception for one without "results".
 std::string evaluation_html(const nlohmann::ordered_json& document);
+
+/// The document of kvcc ablate --json, drawn.
+std::string ablation_html(const nlohmann::ordered_json& document);
 
 }  // namespace kvcc

@@ -7,9 +7,10 @@
 
 namespace kvcc {
 
-/// Samples one after another: key, key_grad [N, H, D]; value, value_grad [N, H, Dv], N = samples x seqlen. Gradients
-/// are empty without Fisher.
+/// Samples one after another: key, key_grad [N, H, D]; value, value_grad [N, H, Dv], N the tokens of all samples.
+/// Gradients are empty without Fisher.
 struct LayerData {
+  std::vector<int64_t> starts;  ///< [samples + 1] first token of each sample, then N
   std::vector<float> key, key_grad, value, value_grad;
 };
 

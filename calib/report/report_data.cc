@@ -74,8 +74,8 @@ HeadReport head_report(const Codebook& codebook, size_t layer, bool key, int num
   report.layer = codebook.layer_index[layer];
   report.kind = key ? "key" : "value";
   report.head = number;
-  report.bits = tensor.bits[head];
-  const size_t used = size_t{1} << report.bits;
+  report.bits = tensor.bits.empty() ? -1 : tensor.bits[head];
+  const size_t used = tensor.bits.empty() ? 0 : size_t{1} << report.bits;
   report.codebook = row(tensor.codebook, head, codes);
   report.codebook.resize(std::min(used, codes));
   const TensorStats& stats = tensor.stats;

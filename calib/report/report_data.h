@@ -30,7 +30,7 @@ struct HeadReport {
   int layer = 0;                ///< the model's number
   const char* kind = "key";     ///< "key" or "value"
   int head = 0;                 ///< KV head
-  int bits = 0;                 ///< width of a code
+  int bits = 0;                 ///< width of a code; -1 where groups of vector codebooks have their own
   std::vector<float> codebook;  ///< the 2^bits levels, normalised
   // Where the artifact has no such statistic the number is NaN: "-" in tables, null in JSON. Counts are -1 there.
   double range_min = 0, range_max = 0;  ///< over the head's channels, unit of the elements

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "calib/text/bpe_spec.h"
 #include "calib/text/regex.h"
+#include "calib/text/tokenizer_spec.h"
 
 namespace kvcc {
 

@@ -1,7 +1,8 @@
-// GPT-2's alphabet: a printable byte of Latin-1 is itself, the others are numbered from U+0100.
+// How vocabularies write bytes. GPT-2's alphabet: a printable byte of Latin-1 is itself, the others are numbered from
+// U+0100. SentencePiece: "<0x0A>".
 #include <array>
 
-#include "calib/text/bpe_spec.h"
+#include "calib/text/tokenizer_spec.h"
 #include "calib/text/utf8.h"
 
 namespace kvcc {
@@ -32,6 +33,16 @@ bool bytes_of_alphabet(std::string_view text, std::string& bytes) {
     bytes += static_cast<char>(kBytes[code]);
   }
   return true;
+}
+
+int byte_of_token(std::string_view token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return -1;
+  int byte = 0;
+  for (const char c : token.substr(3, 2)) {
+    if (!(c >= '0' && c <= '9') && !(c >= 'A' && c <= 'F')) return -1;
+    byte = 16 * byte + (c <= '9' ? c - '0' : c - 'A' + 10);
+  }
+  return byte;
 }
 
 }  // namespace kvcc

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <queue>
+
+#include "calib/text/utf8.h"
 
 namespace kvcc {
 namespace {
@@ -21,16 +22,17 @@ uint64_t mix(uint64_t x) {  // the finaliser of splitmix64
 
 }  // namespace
 
-BpeWords::BpeWords(const BpeSpec& spec) : spec_(spec) {
+BpeWords::BpeWords(const TokenizerSpec& spec) : spec_(spec) {
   std::fill(std::begin(byte_ids_), std::end(byte_ids_), -1);
   ids_.reserve(spec.tokens.size());
   for (size_t id = 0; id < spec.tokens.size(); ++id) {
     const std::string& token = spec.tokens[id];
     if (token.empty()) continue;
     ids_.emplace(token, static_cast<int32_t>(id));
-    if (token.size() == 1 && byte_ids_[static_cast<unsigned char>(token[0])] < 0) {
-      byte_ids_[static_cast<unsigned char>(token[0])] = static_cast<int32_t>(id);
-    }
+    int byte = -1;
+    if (spec.byte_level && token.size() == 1) byte = static_cast<unsigned char>(token[0]);
+    if (spec.byte_fallback) byte = byte_of_token(token);
+    if (byte >= 0 && byte_ids_[byte] < 0) byte_ids_[byte] = static_cast<int32_t>(id);
   }
   const size_t slots = std::bit_ceil(2 * spec.merges.size() + 2);
   mask_ = slots - 1;
@@ -75,26 +77,53 @@ void BpeWords::encode(std::string_view word, std::vector<int32_t>& out) const {
       return;
     }
   }
-  struct Symbol {
-    int32_t id, previous, next;  // neighbours by index, -1: none; id -1: merged into the one before
-  };
+  std::vector<Symbol> symbols = split(word);
+  if (symbols.empty()) return;
+  merge_all(symbols);
+  for (int32_t at = 0; at >= 0; at = symbols[static_cast<size_t>(at)].next)
+    out.push_back(symbols[static_cast<size_t>(at)].id);
+}
+
+std::vector<BpeWords::Symbol> BpeWords::split(std::string_view word) const {
   std::vector<Symbol> symbols;
   symbols.reserve(word.size());
-  bool last_unknown = false;
-  for (const char c : word) {
-    int32_t id = byte_ids_[static_cast<unsigned char>(c)];
-    const bool unknown = id < 0;
-    if (unknown) {
-      if (spec_.unknown < 0 || (last_unknown && spec_.fuse_unknown)) continue;
-      id = spec_.unknown;
-    }
-    last_unknown = unknown;
+  const auto push = [&](int32_t id) {
     const auto at = static_cast<int32_t>(symbols.size());
     symbols.push_back({id, at - 1, at + 1});
+  };
+  bool unknown = false;  // one is still to be pushed: before the next known token, as PyPI tokenizers does
+  const auto known = [&](int32_t id) {
+    if (unknown) push(spec_.unknown);
+    unknown = false;
+    push(id);
+  };
+  for (size_t at = 0, length; at < word.size(); at += length) {
+    length = spec_.byte_level ? 1 : utf8_length(word, at);
+    const std::string_view character = word.substr(at, length);
+    if (spec_.byte_level) {
+      if (const int32_t id = byte_ids_[static_cast<unsigned char>(word[at])]; id >= 0) {
+        known(id);
+        continue;
+      }
+    } else if (const auto it = ids_.find(character); it != ids_.end()) {
+      known(it->second);
+      continue;
+    }
+    if (spec_.byte_fallback && std::all_of(character.begin(), character.end(),
+                                           [&](char c) { return byte_ids_[static_cast<unsigned char>(c)] >= 0; })) {
+      for (const char c : character) push(byte_ids_[static_cast<unsigned char>(c)]);
+      continue;
+    }
+    if (spec_.unknown < 0) continue;
+    if (unknown && !spec_.fuse_unknown) push(spec_.unknown);
+    unknown = true;
   }
-  if (symbols.empty()) return;
-  symbols.back().next = -1;
+  if (unknown) push(spec_.unknown);
+  if (!symbols.empty()) symbols.back().next = -1;
+  return symbols;
+}
 
+void BpeWords::merge_all(std::vector<Symbol>& symbols) const {
   struct Candidate {
     int32_t rank, at, left, right, id;
     bool operator<(const Candidate& other) const {  // for a queue that gives the lowest rank, then the leftmost
@@ -127,8 +156,10 @@ void BpeWords::encode(std::string_view word, std::vector<int32_t>& out) const {
     if (left.previous >= 0 && consider(left.previous)) std::push_heap(heap.begin(), heap.end());
     if (consider(top.at)) std::push_heap(heap.begin(), heap.end());
   }
-  for (int32_t at = 0; at >= 0; at = symbols[static_cast<size_t>(at)].next)
-    out.push_back(symbols[static_cast<size_t>(at)].id);
 }
+
+std::string BpeWords::text(int32_t id) const { return spec_.tokens[static_cast<size_t>(id)]; }
+
+std::unique_ptr<WordModel> make_bpe(const TokenizerSpec& spec) { return std::make_unique<BpeWords>(spec); }
 
 }  // namespace kvcc

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
+#include <utility>
 
 #include "calib/text/python_random.h"
 #include "datasets/datasets.h"
@@ -12,19 +14,12 @@
 namespace kvcc {
 namespace {
 
-std::string file_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
-
-// Byte-order mark off, CRLF to LF; a lone CR stays.
-std::string clean(std::string text) {
-  if (text.starts_with("\xef\xbb\xbf")) text.erase(0, 3);
-  size_t to = 0;
-  for (size_t from = 0; from < text.size(); ++from) {
-    if (text[from] == '\r' && from + 1 < text.size() && text[from + 1] == '\n') continue;
-    text[to++] = text[from];
-  }
-  text.resize(to);
-  return text;
+bool is_file(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(path, ignored);
 }
+
+std::string file_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
 Error too_short(const std::string& place, int64_t needs, int64_t has, const std::string& hint) {
   return bad_input(place, "needs >= " + std::to_string(needs) + " tokens, has " + std::to_string(has), "", hint);
@@ -35,7 +30,8 @@ void resolve_bos(const CorpusRequest& request, const Tokenizer* tokenizer, Corpu
     throw Error(ErrorKind::usage, "--bos", request.bos, "auto, on or off");
   }
   // Ids are taken as they are: whoever made them has decided.
-  const bool automatic = request.ids.empty() && tokenizer && tokenizer->adds_bos();
+  const bool automatic =
+      corpus.flavour != "ids" && corpus.flavour != "chat" && tokenizer != nullptr && tokenizer->adds_bos();
   const bool on = request.bos == "on" || (request.bos == "auto" && automatic);
   corpus.bos = on ? "on" : "off";
   corpus.bos_id = tokenizer ? tokenizer->bos_id() : -1;
@@ -49,26 +45,58 @@ void resolve_bos(const CorpusRequest& request, const Tokenizer* tokenizer, Corpu
   }
 }
 
-void load_ids(const CorpusRequest& request, const Tokenizer* tokenizer, Corpus& corpus) {
-  NpyIds npy = read_npy_ids(request.ids);
+void load_ids(const std::string& path, const Tokenizer* tokenizer, Corpus& corpus) {
+  NpyIds npy = read_npy_ids(path);
   if (tokenizer) {
     const auto above =
         std::find_if(npy.ids.begin(), npy.ids.end(), [&](int32_t id) { return id >= tokenizer->vocab_size(); });
     if (above != npy.ids.end()) {
-      throw bad_input(request.ids,
-                      "id " + std::to_string(*above) + " at position " + std::to_string(above - npy.ids.begin()),
+      throw bad_input(path, "id " + std::to_string(*above) + " at position " + std::to_string(above - npy.ids.begin()),
                       "below the vocabulary's " + std::to_string(tokenizer->vocab_size()));
     }
   }
   if (npy.shape.size() == 2) {
     corpus.rows = npy.shape[0];
     corpus.row_length = npy.shape[1];
-    if (corpus.rows == 0 || corpus.row_length == 0) throw too_short(request.ids, 1, 0, "");
+    if (corpus.rows == 0 || corpus.row_length == 0) throw too_short(path, 1, 0, "");
   }
   corpus.ids = std::move(npy.ids);
-  corpus.name = file_name(request.ids);
-  corpus.sha256 = sha256_file(request.ids);
+  corpus.name = file_name(path);
+  corpus.sha256 = sha256_file(path);
   corpus.flavour = "ids";
+}
+
+/// Files of documents of one kind, and what is recorded of them.
+std::vector<DocumentsRequest> requested_files(const CorpusRequest& request, Corpus& corpus) {
+  DocumentsRequest file;
+  file.field = request.field;
+  file.chat = request.chat;
+  corpus.flavour = "raw";
+  std::vector<DocumentsRequest> files;
+  if (request.dataset.empty()) {
+    file.plain = request.field.empty();
+    for (const std::string& path : request.files) {
+      file.path = path;
+      corpus.name.append(corpus.name.empty() ? "" : ",").append(file_name(path));
+      files.push_back(file);
+    }
+  } else if (is_file(request.dataset)) {
+    file.path = request.dataset;
+    corpus.name = file_name(file.path);
+    files.push_back(file);
+  } else if (request.dataset.find_first_of("/.") != std::string::npos) {
+    throw bad_input(request.dataset, "no such file", "a text, JSON lines, .npy, or the name of a data set",
+                    "kvcc data list shows the names");
+  } else {
+    const ResolvedDataset resolved = resolve_dataset(request.dataset, request.cache_dir);
+    file.path = resolved.path;
+    file.articles = resolved.articles && request.packing == Packing::document;
+    if (!is_json_lines(file.path)) file.field = "";
+    corpus.name = resolved.name;
+    corpus.flavour = resolved.flavour;
+    files.push_back(file);
+  }
+  return files;
 }
 
 }  // namespace
@@ -80,39 +108,40 @@ Corpus load_corpus(const CorpusRequest& request, const Tokenizer* tokenizer) {
                 "one of --dataset, --text and --ids");
   }
   Corpus corpus;
-  if (!request.ids.empty()) {
-    load_ids(request, tokenizer, corpus);
+  const bool npy = request.dataset.ends_with(".npy") && is_file(request.dataset);
+  if (!request.ids.empty() || npy) {
+    load_ids(npy ? request.dataset : request.ids, tokenizer, corpus);
     resolve_bos(request, tokenizer, corpus);
     return corpus;
   }
   if (!tokenizer) throw Error(ErrorKind::failed, "text", "no tokenizer", "a tokenizer, or --ids");
-  std::vector<std::string> paths = request.files;
-  corpus.flavour = "raw";
-  if (!request.dataset.empty()) {
-    const ResolvedDataset resolved = resolve_dataset(request.dataset, request.cache_dir);
-    paths = {resolved.path};
-    corpus.name = resolved.name;
-    corpus.flavour = resolved.flavour;
-  }
+  const std::vector<DocumentsRequest> files = requested_files(request, corpus);
   uint64_t done = 0, total = 0;
   std::error_code ignored;  // a file that isn't there is named when it is read
-  for (const std::string& path : paths) {
-    if (const uintmax_t bytes = std::filesystem::file_size(path, ignored); !ignored) total += bytes;
+  for (const DocumentsRequest& file : files) {
+    if (const uintmax_t bytes = std::filesystem::file_size(file.path, ignored); !ignored) total += bytes;
   }
   Sha256 hash;
-  for (const std::string& path : paths) {
-    if (request.dataset.empty()) corpus.name.append(corpus.name.empty() ? "" : ",").append(file_name(path));
-    std::string text = read_text_file(path);
-    hash.update(text);
-    const uint64_t bytes = text.size();
-    const std::vector<int32_t> ids = tokenizer->encode(clean(std::move(text)), [&](size_t of_file) {
-      if (request.progress) request.progress(done + of_file, total);
-    });
-    corpus.ids.insert(corpus.ids.end(), ids.begin(), ids.end());
-    done += bytes;
-    if (request.progress) request.progress(done, total);
+  for (const DocumentsRequest& file : files) {
+    Documents documents = read_documents(file, hash);
+    if (documents.chat) corpus.flavour = "chat";
+    for (std::string& text : documents.texts) {
+      if (request.packing == Packing::document) {
+        corpus.documents.push_back(std::move(text));
+        continue;
+      }
+      const std::vector<int32_t> ids = tokenizer->encode(text, [&](size_t of_text) {
+        if (request.progress) request.progress(std::min(done + of_text, total), total);
+      });
+      corpus.ids.insert(corpus.ids.end(), ids.begin(), ids.end());
+      done += text.size();
+      if (request.progress) request.progress(std::min(done, total), total);
+    }
   }
   corpus.sha256 = hash.hex();
+  if (request.packing == Packing::document && corpus.documents.empty()) {
+    throw bad_input(corpus.name, "no documents");
+  }
   resolve_bos(request, tokenizer, corpus);
   return corpus;
 }
@@ -147,10 +176,34 @@ Samples take_rows(const Corpus& corpus, int64_t count, int64_t seqlen) {
   return samples;
 }
 
+// The first `count` (0: all) of the documents in this order that predict something.
+Samples take_documents(const Corpus& corpus, const std::vector<int64_t>& order, int64_t count, int64_t seqlen,
+                       const Tokenizer& tokenizer) {
+  Samples samples;
+  for (const int64_t number : order) {
+    if (count > 0 && static_cast<int64_t>(samples.ids.size()) == count) break;
+    std::vector<int32_t> ids = tokenizer.encode(corpus.documents[static_cast<size_t>(number)]);
+    if (corpus.bos == "on") ids.insert(ids.begin(), static_cast<int32_t>(corpus.bos_id));
+    if (ids.size() < 2) continue;
+    ids.resize(std::min(ids.size(), static_cast<size_t>(seqlen)));
+    samples.ids.push_back(std::move(ids));
+    samples.offsets.push_back(number);
+  }
+  if (samples.ids.empty()) throw too_short(corpus.name + ": each document", 2, 1, "");
+  return samples;
+}
+
 }  // namespace
 
-Samples draw_samples(const Corpus& corpus, int64_t samples, int64_t seqlen, uint64_t seed) {
+Samples draw_samples(const Corpus& corpus, int64_t samples, int64_t seqlen, uint64_t seed, const Tokenizer* tokenizer) {
   check_request(samples, 1, "--samples", seqlen);
+  if (!corpus.documents.empty()) {
+    std::vector<int64_t> order(corpus.documents.size());
+    std::iota(order.begin(), order.end(), 0);
+    PythonRandom random(seed);
+    for (auto i = static_cast<int64_t>(order.size()) - 1; i > 0; --i) std::swap(order[i], order[random.randint(0, i)]);
+    return take_documents(corpus, order, samples, seqlen, *tokenizer);
+  }
   if (corpus.rows > 0) return take_rows(corpus, samples, seqlen);
   const int64_t length = text_tokens(corpus, seqlen), n = static_cast<int64_t>(corpus.ids.size());
   if (n < length) throw too_short(corpus.name, length, n, "give more text or a smaller --seqlen");
@@ -164,8 +217,13 @@ Samples draw_samples(const Corpus& corpus, int64_t samples, int64_t seqlen, uint
   return drawn;
 }
 
-Samples cut_windows(const Corpus& corpus, int64_t windows, int64_t seqlen) {
+Samples cut_windows(const Corpus& corpus, int64_t windows, int64_t seqlen, const Tokenizer* tokenizer) {
   check_request(windows, 0, "--windows", seqlen);
+  if (!corpus.documents.empty()) {
+    std::vector<int64_t> order(corpus.documents.size());
+    std::iota(order.begin(), order.end(), 0);
+    return take_documents(corpus, order, windows, seqlen, *tokenizer);
+  }
   if (corpus.rows > 0) return take_rows(corpus, windows, seqlen);
   const int64_t length = text_tokens(corpus, seqlen), n = static_cast<int64_t>(corpus.ids.size());
   if (n < length) throw too_short(corpus.name, length, n, "give more text or a smaller --seqlen");

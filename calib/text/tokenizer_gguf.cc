@@ -1,85 +1,38 @@
+// The tokenizer in a GGUF file's metadata: byte-level BPE ("gpt2"), SentencePiece's BPE ("llama") and Unigram ("t5").
 #include <unordered_map>
 
-#include "calib/text/bpe_spec.h"
+#include "calib/text/gguf_pre_tokenizers.h"
+#include "calib/text/sentencepiece_proto.h"
+#include "calib/text/tokenizer_spec.h"
 
 namespace kvcc {
 namespace {
 
-// Token types of GGUF.
-constexpr int32_t kControl = 3, kUserDefined = 4;
-
-struct PreTokenizer {
-  const char* names;  ///< values of tokenizer.ggml.pre, each between blanks
-  std::vector<const char*> patterns;
-  bool ignore_merges, adds_bos;
-};
-
-constexpr const char* kDigit = R"(\p{N})";
-constexpr const char* kLlama3 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-constexpr const char* kQwen2 =
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
-
-// The patterns are those that the models' own tokenizer.json publish; names share a row where the patterns are the
-// same.
-const PreTokenizer kPreTokenizers[] = {
-    {" smollm starcoder refact command-r ", {kDigit, kByteLevelPattern}, false, false},
-    {" gpt-2 phi-2 ", {kByteLevelPattern}, false, false},
-    {" llama-bpe llama3 llama-v3 ", {kLlama3}, true, true},
-    {" qwen2 deepseek-r1-qwen ", {kQwen2}, false, false},
-};
-
-const PreTokenizer& find_pre_tokenizer(const TokenizerSource& source) {
-  std::string known;
-  for (const PreTokenizer& row : kPreTokenizers) {
-    const std::string names = row.names;
-    if (!source.gguf_pre.empty() && source.gguf_pre.find(' ') == std::string::npos &&
-        names.find(" " + source.gguf_pre + " ") != std::string::npos) {
-      return row;
-    }
-    for (size_t at = 1; at < names.size();) {
-      const size_t end = names.find(' ', at);
-      known += (known.empty() ? "" : ", ") + names.substr(at, end - at);
-      at = end + 1;
-    }
-  }
-  throw tokenizer_error(source.place,
-                        source.gguf_pre.empty() ? "no tokenizer.ggml.pre, so the splitting of words is not known"
-                                                : "tokenizer.ggml.pre \"" + source.gguf_pre + "\"",
-                        "one of " + known);
+// A list with one entry a token; some may be absent.
+void check_length(const TokenizerSource& source, const char* of, size_t found, bool needed) {
+  if (found == source.gguf_tokens.size() || (found == 0 && !needed)) return;
+  throw tokenizer_error(source.place, std::to_string(found) + " token " + of,
+                        std::to_string(source.gguf_tokens.size()) + ", one a token");
 }
 
-}  // namespace
+int32_t type_of(const TokenizerSource& source, size_t id) {
+  return source.gguf_token_types.empty() ? static_cast<int32_t>(PieceType::normal) : source.gguf_token_types[id];
+}
 
-BpeSpec spec_from_gguf(const TokenizerSource& source) {
-  if (source.gguf_model != "gpt2") {
-    throw tokenizer_error(source.place, "tokenizer.ggml.model \"" + source.gguf_model + "\"", "gpt2 (byte-level BPE)");
-  }
-  const PreTokenizer& pre = find_pre_tokenizer(source);
-  BpeSpec spec;
-  spec.place = source.place;
-  for (const char* pattern : pre.patterns) spec.stages.push_back({pattern, true, true, false});
-  spec.ignore_merges = pre.ignore_merges;
-  spec.bos_id = source.bos_id;
-  spec.adds_bos = source.gguf_add_bos < 0 ? pre.adds_bos : source.gguf_add_bos == 1;
+void add_bpe(const TokenizerSource& source, const GgufPreTokenizer& pre, TokenizerSpec& spec) {
   const std::vector<std::string>& tokens = source.gguf_tokens;
-  if (tokens.empty()) throw tokenizer_error(source.place, "no tokenizer.ggml.tokens");
-  if (!source.gguf_token_types.empty() && source.gguf_token_types.size() != tokens.size()) {
-    throw tokenizer_error(source.place, std::to_string(source.gguf_token_types.size()) + " token types",
-                          std::to_string(tokens.size()) + ", one a token");
-  }
-  if (spec.adds_bos && (spec.bos_id < 0 || static_cast<size_t>(spec.bos_id) >= tokens.size())) {
-    throw tokenizer_error(source.place,
-                          "a BOS token is wanted, and tokenizer.ggml.bos_token_id is " + std::to_string(spec.bos_id));
-  }
+  for (const char* pattern : pre.patterns) spec.stages.push_back({.pattern = pattern});
+  spec.byte_level = true;
+  spec.ignore_merges = pre.ignore_merges;
   std::unordered_map<std::string_view, int32_t> ids;
   spec.tokens.resize(tokens.size());
   for (size_t i = 0; i < tokens.size(); ++i) {
     const auto id = static_cast<int32_t>(i);
     ids.emplace(tokens[i], id);
-    const int32_t type = source.gguf_token_types.empty() ? 1 : source.gguf_token_types[i];
-    if (type == kControl || type == kUserDefined) {
-      spec.added.push_back({tokens[i], id, type == kControl, false, false, false, false});
+    const int32_t type = type_of(source, i);
+    const bool control = type == static_cast<int32_t>(PieceType::control);
+    if (control || type == static_cast<int32_t>(PieceType::user_defined)) {
+      spec.added.push_back({.content = tokens[i], .id = id, .special = control});
     }
     if (!bytes_of_alphabet(tokens[i], spec.tokens[i])) spec.tokens[i].clear();
   }
@@ -93,6 +46,58 @@ BpeSpec spec_from_gguf(const TokenizerSource& source) {
                             "two tokens of the vocabulary");
     }
     spec.merges.emplace_back(left->second, right->second);
+  }
+}
+
+void add_sentencepiece(const TokenizerSource& source, TokenizerSpec& spec) {
+  check_length(source, "scores", source.gguf_scores.size(), true);
+  check_length(source, "types", source.gguf_token_types.size(), true);
+  SentencePieceModel model;
+  model.unigram = source.gguf_model == "t5";
+  model.charsmap = source.gguf_charsmap;
+  model.space_before = source.gguf_space_prefix != 0;
+  model.removes_spaces = source.gguf_removes_spaces > 0;
+  for (size_t i = 0; i < source.gguf_tokens.size(); ++i) {
+    const auto type = static_cast<PieceType>(type_of(source, i));
+    SentencePieceModel::Piece piece{source.gguf_tokens[i], static_cast<float>(source.gguf_scores[i]), type};
+    if (type < PieceType::normal || type > PieceType::byte) {
+      throw tokenizer_error(source.place, "token type " + std::to_string(type_of(source, i)), "1 to 6");
+    }
+    // llama.cpp writes the marks of these as the spaces that they stand for.
+    for (size_t at = 0; type == PieceType::user_defined && (at = piece.text.find(' ', at)) != std::string::npos;) {
+      piece.text.replace(at, 1, kSpaceMark);
+    }
+    model.pieces.push_back(std::move(piece));
+  }
+  set_sentencepiece(serialise(model), spec);
+}
+
+}  // namespace
+
+TokenizerSpec spec_from_gguf(const TokenizerSource& source) {
+  TokenizerSpec spec;
+  spec.place = source.place;
+  spec.bos_id = source.bos_id;
+  bool adds_bos = false;  // where the file does not say: llama.cpp's habit
+  const bool bpe = source.gguf_model == "gpt2";
+  if (!bpe && source.gguf_model != "llama" && source.gguf_model != "t5") {
+    throw tokenizer_error(source.place, "tokenizer.ggml.model \"" + source.gguf_model + "\"",
+                          "gpt2 (byte-level BPE), llama (SentencePiece BPE) or t5 (SentencePiece Unigram)");
+  }
+  const GgufPreTokenizer* pre = bpe ? &find_gguf_pre_tokenizer(source.gguf_pre, source.place) : nullptr;
+  if (source.gguf_tokens.empty()) throw tokenizer_error(source.place, "no tokenizer.ggml.tokens");
+  check_length(source, "types", source.gguf_token_types.size(), false);
+  if (bpe) {
+    adds_bos = pre->adds_bos;
+    add_bpe(source, *pre, spec);
+  } else {
+    adds_bos = source.gguf_model == "llama";
+    add_sentencepiece(source, spec);
+  }
+  spec.adds_bos = source.gguf_add_bos < 0 ? adds_bos : source.gguf_add_bos == 1;
+  if (spec.adds_bos && (spec.bos_id < 0 || static_cast<size_t>(spec.bos_id) >= source.gguf_tokens.size())) {
+    throw tokenizer_error(source.place,
+                          "a BOS token is wanted, and tokenizer.ggml.bos_token_id is " + std::to_string(spec.bos_id));
   }
   return spec;
 }

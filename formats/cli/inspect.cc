@@ -8,6 +8,8 @@
 
 #include "calib/report/html_report.h"
 #include "calib/report/text_page.h"
+#include "calib/report/vector_report.h"
+#include "calib/report/weights_report.h"
 #include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/cli/terminal.h"
@@ -168,10 +170,16 @@ int inspect_codebook(const Options& options, const Common& common) {
                          from.dataset_name, from.dataset_flavour, short_hash(from.dataset_sha256), from.samples,
                          from.seqlen, from.seed, from.bos, from.tokens),
              style);
-  print_line("by",
-             fmt::format("kvcc {}{}, activations {}", from.tool_version, from.date.empty() ? "" : " on " + from.date,
-                         short_hash(from.activations_sha256)),
-             style);
+  print_line(
+      "by",
+      fmt::format(
+          "kvcc {}{}, activations {}{}", from.tool_version, from.date.empty() ? "" : " on " + from.date,
+          short_hash(from.activations_sha256),
+          from.quantised_weights.empty() ? "" : ", of the quantised weights " + short_hash(from.quantised_weights)),
+      style);
+  if (codebook.scheme.is_vector() && options.layer < 0 && options.head < 0) {
+    fmt::print("\n{}", kvcc::cli::table(kvcc::vector_rows(codebook)));
+  }
   fmt::print("\n");
   print_heads(options, data, heads, style);
   return 0;
@@ -222,6 +230,10 @@ int inspect_activations(const Options& options, const Common& common) {
     document["samples_asked"] = std::max(settings.samples, settings.samples_asked);
     document["samples_read"] = samples;
     document["seqlen"] = settings.seqlen;
+    document["tokens"] = settings.tokens();
+    if (const std::string sources = kvcc::sources_json(settings); !sources.empty()) {
+      document["sources"] = ordered_json::parse(sources);
+    }
     document["seed"] = settings.seed;
     document["offsets"] = settings.offsets;
     document["compute_dtype"] = settings.compute_dtype;
@@ -244,10 +256,10 @@ int inspect_activations(const Options& options, const Common& common) {
       "text",
       fmt::format("{} ({}, sha256 {})", settings.text_name, settings.text_flavour, short_hash(settings.text_sha256)),
       style);
-  print_line(
-      "samples",
-      fmt::format("{} of {} tokens, seed {}, bos {}", settings.samples, settings.seqlen, settings.seed, settings.bos),
-      style);
+  print_line("samples",
+             fmt::format("{} of {}{} tokens, seed {}, bos {}", settings.samples,
+                         settings.lengths.empty() ? "" : "at most ", settings.seqlen, settings.seed, settings.bos),
+             style);
   print_line("stored",
              fmt::format("{}, computed in {}, {} Fisher gradients", settings.acts_dtype, settings.compute_dtype,
                          settings.fisher ? "with" : "without"),
@@ -259,6 +271,51 @@ int inspect_activations(const Options& options, const Common& common) {
   }
   fmt::print("\n");
   print_heads(options, data, heads, style);
+  return 0;
+}
+
+int inspect_weights(const Options& options, const Common& common) {
+  refuse_report(options);
+  for (const auto& [option, given] : {std::pair{"--head", options.head >= 0},
+                                      {"--kind", !options.filter.kind.empty()},
+                                      {"--sort", !options.filter.sort.empty()},
+                                      {"--top", options.filter.top > 0},
+                                      {"--csv", options.csv}}) {
+    if (given) throw kvcc::Error(kvcc::ErrorKind::usage, option, options.path + " has no heads", "--layer");
+  }
+  const kvcc::QuantisedWeights weights = kvcc::read_weights(options.path);
+  const auto rows = kvcc::weights_rows(weights, options.layer);
+  if (common.json) {
+    ordered_json document{{"path", options.path}, {"bytes", fs::file_size(options.path)}};
+    document.update(kvcc::weights_json(weights));
+    kvcc::cli::print_json(document);
+    return 0;
+  }
+  const kvcc::TextStyle style = text_style();
+  const kvcc::WeightsProvenance& from = weights.provenance;
+  const kvcc::WeightBits bits = kvcc::weight_bits(weights.matrices);
+  print_path(options.path);
+  print_line("file",
+             fmt::format("quantised weights, format {}, {}", weights.format_version,
+                         kvcc::human_bytes(fs::file_size(options.path))),
+             style);
+  print_line("content", weights.content_sha256, style);
+  print_model(weights.model, style);
+  print_line("weights",
+             fmt::format("{}: {} matrices, {} weights, {} kept exactly ({:.3f}% by Fisher information)", weights.name(),
+                         weights.matrices.size(), bits.weights, bits.exact, 100 * weights.sensitive),
+             style);
+  print_line("bits",
+             fmt::format("nominal {}; effective {:.4f}: codes {:.4f}, levels {:.4f}, exact weights {:.4f}",
+                         weights.bits, bits.total(), bits.codes, bits.levels, bits.sparse),
+             style);
+  print_line(
+      "calibrated",
+      fmt::format("on {} ({}, sha256 {}): {} samples of {} tokens, seed {}, bos {}", from.text_name, from.text_flavour,
+                  short_hash(from.text_sha256), from.samples, from.seqlen, from.seed, from.bos),
+      style);
+  print_line("by", "kvcc " + from.tool_version, style);
+  fmt::print("\n{}", kvcc::cli::table(rows));
   return 0;
 }
 
@@ -329,6 +386,7 @@ int inspect(const Options& options, const Common& common) {
   {
     const kvcc::MappedFile file(options.path);
     const kvcc::Tree tree = kvcc::hdf5_to_tree(file.bytes(), options.path);
+    if (kvcc::is_weights_tree(tree)) return inspect_weights(options, common);
     const auto& root = tree.at("/").attributes;
     const auto format = root.find("format");
     if (format != root.end() && format->second.bytes == "kvcc-activations-shard") {
@@ -345,7 +403,7 @@ int main(int argc, char** argv) {
   Options options;
   const auto define = [&](CLI::App& app) {
     const CLI::Validator number = CLI::Range(0, 1 << 20).description("");
-    app.add_option("FILE", options.path, "A .kvcb, an activations folder, or a kernels folder")->required();
+    app.add_option("FILE", options.path, "A .kvcb, a .kvcw, an activations folder, or a kernels folder")->required();
     app.add_option("--layer", options.layer, "Only this layer, by the model's number")->check(number);
     app.add_option("--head", options.head, "Only this KV head")->check(number);
     app.add_option("--kind", options.filter.kind, "Only key or value")

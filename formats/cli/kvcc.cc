@@ -94,16 +94,18 @@ int print_version(bool json) {
   if (json) {
     nlohmann::ordered_json document;
     document["version"] = KVCC_VERSION;
-    document["formats"] = {{"codebook", "1.3"}, {"activations", 2}, {"kernels", kernels}, {"json", 1}};
+    document["formats"] = {
+        {"codebook", "1.3"}, {"activations", 2}, {"kernels", kernels}, {"weights", "1.0"}, {"json", 1}};
     document["libtorch"] = torch;
     document["nvcc"] = nvcc.version;
     document["nvcc_path"] = nvcc.path;
     kvcc::cli::print_json(document);
     return 0;
   }
-  fmt::print("kvcc {}\nformats: codebook 1.3 (reads 1.x), activations 2, kernels {}\nlibtorch: {}\nnvcc: {}\n",
-             KVCC_VERSION, kernels, torch.empty() ? "not found" : torch,
-             nvcc.path.empty() ? nvcc.problem : fmt::format("{} ({})", nvcc.version, nvcc.path));
+  fmt::print(
+      "kvcc {}\nformats: codebook 1.3 (reads 1.x), activations 2, weights 1.0, kernels {}\nlibtorch: {}\nnvcc: {}\n",
+      KVCC_VERSION, kernels, torch.empty() ? "not found" : torch,
+      nvcc.path.empty() ? nvcc.problem : fmt::format("{} ({})", nvcc.version, nvcc.path));
   return 0;
 }
 

@@ -27,7 +27,7 @@ Json description(const kvcc::MergePlan& plan, const Options& options) {
   const kvcc::ActivationsSettings& settings = plan.settings;
   Json document{
       {"inputs", options.inputs},    {"output", options.output},
-      {"samples", settings.samples}, {"tokens", settings.samples * settings.seqlen},
+      {"samples", settings.samples}, {"tokens", settings.tokens()},
       {"bytes", plan.bytes},         {"disk_bytes", kvcc::merge_disk_bytes(plan, options.output, options.copy)},
       {"dropped", plan.dropped}};
   document["sources"] = Json::array();

@@ -6,6 +6,8 @@
 
 #include "formats/cli/program.h"
 #include "formats/weights/architecture.h"
+#include "formats/weights/block_formats.h"
+#include "formats/weights/wrappers.h"
 
 namespace {
 
@@ -52,18 +54,34 @@ int list(bool as_json) {
                                            {"models", a.models},
                                            {"traits", traits(a)},
                                            {"verified", a.verified},
-                                           {"verified_gguf", a.verified_gguf}});
+                                           {"verified_gguf", a.verified_gguf},
+                                           {"test", kvcc::kVerifyingTest}});
     }
+    for (const kvcc::Wrapper& w : kvcc::wrappers()) {
+      document["with_images"].push_back({{"model_type", w.name},
+                                         {"models", w.models},
+                                         {"architecture", w.architecture},
+                                         {"verified", kvcc::kVerified},
+                                         {"test", kvcc::kVerifyingTest}});
+    }
+    document["weight_types"] = {{"safetensors", kvcc::weight_types(false)}, {"gguf", kvcc::weight_types(true)}};
     kvcc::cli::print_json(document);
     return 0;
   }
   std::vector<std::vector<std::string>> rows = {{"model_type", "GGUF", "models", "traits"}};
   for (const Architecture& a : kvcc::architectures()) rows.push_back({a.name, a.gguf, a.models, joined(traits(a))});
   fmt::print("{}", kvcc::cli::table(rows));
-  fmt::print("\nHow each was verified:\n");
+  fmt::print("\nModels with images, of which the text decoder is calibrated (its architecture is in text_config):\n");
+  rows = {{"model_type", "models", "usual architecture"}};
+  for (const kvcc::Wrapper& w : kvcc::wrappers()) rows.push_back({w.name, w.models, w.architecture});
+  fmt::print("{}", kvcc::cli::table(rows));
+  fmt::print("\nWeights: safetensors of {}; GGUF of {}\n", joined(kvcc::weight_types(false)),
+             joined(kvcc::weight_types(true)));
+  fmt::print("\nHow each was verified, by {}:\n", kvcc::kVerifyingTest);
   for (const Architecture& a : kvcc::architectures()) {
     fmt::print("  {}: safetensors {}; GGUF {}\n", a.name, a.verified, a.verified_gguf);
   }
+  for (const kvcc::Wrapper& w : kvcc::wrappers()) fmt::print("  {}: safetensors {}\n", w.name, kvcc::kVerified);
   return 0;
 }
 

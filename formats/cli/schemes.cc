@@ -82,7 +82,8 @@ void print_presets(bool json) {
   }
   fmt::print(
       "\nAny of them can be spelt out and changed: k=GRIDBITS@SITE/AXIS,v=GRIDBITS@AXIS and further keys.\n"
-      "GRID int, nf, nuq, lloyd, fp, polar, angles, sign; SITE prerope, postrope; AXIS channel, token, token:head,\n"
+      "GRID int, nf, nuq, vq, lloyd, fp, polar, angles, sign; SITE prerope, postrope; AXIS channel, token, "
+      "token:head,\n"
       "token:G, channel:G, tensor. 'kvcc schemes NAME' shows one with its bits; formats/spec/schemes.md defines "
       "them.\n");
 }

@@ -1,5 +1,6 @@
 // kvcc validate: everything that is wrong with files of kvcc, and whether a model can be used.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -12,6 +13,7 @@
 #include "formats/store/activations.h"
 #include "formats/store/codebook.h"
 #include "formats/store/kernels_manifest.h"
+#include "formats/store/weights_file.h"
 #include "formats/weights/gguf_file.h"
 #include "formats/weights/model_files.h"
 
@@ -44,6 +46,7 @@ void check_model(const std::string& path, Verdict& verdict) {
     verdict.holds.push_back(
         fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));
   }
+  if (!files.left_out.empty()) spdlog::info("{}: {}", path, files.left_out);
 }
 
 /// A model, or kvcc's export.
@@ -53,6 +56,16 @@ void check_gguf(const std::string& path, Verdict& verdict) {
   for (const kvcc::GgufTensor& tensor : file.tensors()) {
     verdict.holds.push_back(
         fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));
+  }
+}
+
+/// Whether an HDF5 file is one of quantised weights; a damaged one goes by its name.
+bool is_weights(const std::string& path) {
+  try {
+    const kvcc::MappedFile file(path);
+    return kvcc::is_weights_tree(kvcc::hdf5_to_tree(file.bytes(), path));
+  } catch (const kvcc::Error&) {
+    return path.ends_with(".kvcw");
   }
 }
 
@@ -83,7 +96,8 @@ Verdict validate(const std::string& path) {
       verdict.kind = "gguf";
       check_gguf(path, verdict);
     } else {
-      verdict.problems = kvcc::validate_codebook(path);
+      verdict.kind = is_weights(path) ? "weights" : "codebook";
+      verdict.problems = verdict.kind == "weights" ? kvcc::validate_weights(path) : kvcc::validate_codebook(path);
     }
   } catch (const kvcc::Error& problem) {
     verdict.problems.push_back(problem.what());
@@ -97,7 +111,8 @@ int main(int argc, char** argv) {
   std::vector<std::string> paths;
   const auto define = [&](CLI::App& app) {
     app.add_option("FILE", paths,
-                   ".kvcb files, activations folders, kernels folders, exports (.safetensors, .npz, .gguf), models (a "
+                   ".kvcb and .kvcw files, activations folders, kernels folders, exports (.safetensors, .npz, .gguf), "
+                   "models (a "
                    "Hugging Face directory, a .gguf file)")
         ->required();
   };

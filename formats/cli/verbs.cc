@@ -37,8 +37,10 @@ std::span<const Verb> verbs() {
   static constexpr Verb kVerbs[] = {
       {"calibrate", "collect, fit, and on request compile and evaluate, with good defaults", true},
       {"collect", "activations and Fisher diagonals of a model on a text", true},
+      {"ablate", "perplexity, KL and stability of codebooks against samples, length, text and seed", true},
       {"merge", "joins activations of runs over other text or from other machines", false},
       {"fit", "codebooks, thresholds and scales from activations", false},
+      {"fit-weights", "quantised weights of a model, alone or for joint evaluation with a cache", true},
       {"compile", "CUDA kernels from a codebook artifact", false},
       {"inspect", "what a file of kvcc holds: provenance, statistics, codebooks", false},
       {"diff", "what changed between two artifacts, head by head", false},

@@ -120,6 +120,28 @@ int64_t constant_bytes(const TensorScheme& tensor, int heads, int dim, int layer
   return floats * layers * kFloat;
 }
 
+/// Codes, exceptions and constants of vector codebooks.
+EffectiveBits vector_bits(const Scheme& scheme, const CacheShape& shape, const EffectiveBitsQuery& query) {
+  const double elements = static_cast<double>(shape.kv_heads) * (shape.head_dim + shape.value_head_dim);
+  const double full = std::min<double>(scheme.sink + scheme.residual, static_cast<double>(query.context)) /
+                      static_cast<double>(query.context);
+  EffectiveBits bits;
+  if (query.code_bits < 0) {
+    bits.total = scheme.budget;
+    // Exceptions take (16 - codes) full; constants are not known, and count as codes.
+    bits.codes = full < 1 ? (scheme.budget - kFullBits * full) / (1 - full) : 0;
+    bits.exceptions = scheme.budget - bits.codes;
+    return bits;
+  }
+  bits.codes = query.code_bits;
+  bits.exceptions = (kFullBits - bits.codes) * full;
+  bits.constant_bytes = query.vector_bytes;
+  bits.constants =
+      8.0 * static_cast<double>(bits.constant_bytes) / (elements * shape.layers * static_cast<double>(query.amortise));
+  bits.total = bits.codes + bits.exceptions + bits.constants;
+  return bits;
+}
+
 }  // namespace
 
 EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, const EffectiveBitsQuery& query) {
@@ -135,6 +157,7 @@ EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, cons
     bits.codes = bits.total = kFullBits;
     return bits;
   }
+  if (scheme.is_vector()) return vector_bits(scheme, shape, query);
   const int key_elements = shape.kv_heads * shape.head_dim;
   const int value_elements = shape.kv_heads * shape.value_head_dim;
   const double elements = key_elements + value_elements;
@@ -168,6 +191,7 @@ double mean_outlier_fraction(std::span<const float> fractions) {
 }
 
 double nominal_bits(const Scheme& scheme) {
+  if (scheme.is_vector()) return scheme.budget;
   const auto width = [](const TensorScheme& t) -> double {
     constexpr int kDim = 128;  // no number of channels is asked for, so those that grids count a head by
     if (t.grid == Grid::angles || t.grid == Grid::sign) return head_codes(t, kDim) / kDim;

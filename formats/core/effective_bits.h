@@ -13,6 +13,10 @@ struct EffectiveBitsQuery {
   int64_t context = 32768;             ///< tokens in the cache; weighs sinks and residual window
   int64_t amortise = 1 << 20;          ///< cached tokens that share the deployment's constants
   double key_outlier_fraction = -1.0;  ///< measured on calibration text; < 0: the scheme's nominal fraction
+  /// Of a fitted scheme of vector codebooks: bits of codes an element, and bytes of what it holds. code_bits < 0: not
+  /// fitted, it takes its budget.
+  double code_bits = -1.0;
+  int64_t vector_bytes = 0;
 };
 
 /// Bits per cached element, averaged over keys and values of all layers, and its parts. Full precision counts 16.

@@ -219,6 +219,7 @@ std::optional<Scheme> parse_preset(std::string_view text) {
     }
     return parse_options(family, bits, options, text);
   }
+  if (std::optional<Scheme> vector = parse_vector(text)) return vector;
   if (std::optional<Scheme> published = parse_published(text)) return published;
   for (const std::string_view later : kLater) {
     if (text.starts_with(later) && (text.size() == later.size() || text[later.size()] == '-')) {
@@ -256,7 +257,7 @@ std::string nearest_preset(std::string_view text) {
 }  // namespace scheme_parts
 
 std::vector<std::string> preset_names() {
-  std::vector<std::string> names;
+  std::vector<std::string> names = scheme_parts::vector_names();
   for (const Family& family : families()) {
     for (int bits = family.bits_min; bits <= family.bits_max; ++bits) {
       names.push_back(family_name(family, bits, 0, "", 0));
@@ -272,6 +273,7 @@ const PresetInfo kFull = {"fp", "fp", "full precision: 16-bit keys and values", 
 
 std::pair<std::string, const PresetInfo*> named(const Scheme& scheme) {
   if (scheme == Scheme{}) return {"fp", &kFull};
+  if (scheme.is_vector()) return scheme_parts::vector_name(scheme);
   for (const Family& family : families()) {
     const int bits = scheme.key.bits;
     if (bits < family.bits_min || bits > family.bits_max || (scheme.sparse > 0 && !family.sparse)) continue;
@@ -295,7 +297,7 @@ const PresetInfo* preset_of(const Scheme& scheme) { return named(scheme).second;
 
 const std::vector<PresetInfo>& presets() {
   static const std::vector<PresetInfo> all = [] {
-    std::vector<PresetInfo> list;
+    std::vector<PresetInfo> list{scheme_parts::vector_preset()};
     for (const Family& family : families()) list.push_back(family.info);
     for (const PresetInfo& info : scheme_parts::published_presets()) list.push_back(info);
     list.push_back(kFull);

@@ -27,7 +27,7 @@ const std::vector<std::string>& keys() {
   static const std::vector<std::string> all = [] {
     std::vector<std::string> names = {"k",        "v",      "sparse",           "sink",         "residual",
                                       "codebook", "weight", "first-thresholds", "first-kmeans", "cap",
-                                      "qnorm"};
+                                      "qnorm",    "budget"};
     for (const std::string& key : dimension_keys()) names.push_back(key);
     return names;
   }();
@@ -58,6 +58,8 @@ void set_key(Scheme& scheme, std::string_view key, std::string_view value, std::
     scheme.capped = value_of(kCaps, key, value, text);
   } else if (key == "qnorm") {
     scheme.qnorm = value_of(kOnOff, key, value, text);
+  } else if (key == "budget") {
+    scheme.budget = scheme_parts::parse_budget(value, text);
   } else {
     throw refuse(text, fmt::format("unknown key '{}'", key), fmt::format("one of {}", fmt::join(keys(), ", ")),
                  meant(key, keys()));
@@ -118,6 +120,16 @@ double parse_share(std::string_view key, std::string_view value, double below, s
   return fraction + 0.0;  // -0 becomes 0
 }
 
+double parse_budget(std::string_view value, std::string_view text) {
+  double number = 0;
+  const auto [end, error] =
+      std::from_chars(value.data(), value.data() + value.size(), number, std::chars_format::fixed);
+  if (value.empty() || error != std::errc() || end != value.data() + value.size() || !(number > 0) || number > 16) {
+    throw refuse(text, fmt::format("budget is '{}'", value), "effective bits an element, above 0 and at most 16");
+  }
+  return number;
+}
+
 std::string sparse_text(double sparse) {
   for (int digits = 0; digits <= 20; ++digits) {
     const std::string text = fmt::format("{:.{}f}", sparse * 100, digits);
@@ -144,7 +156,8 @@ int parse_count(std::string_view key, std::string_view value, std::string_view t
 
 bool Scheme::needs_calibration() const {
   const auto offline = [](const TensorScheme& tensor) {
-    return tensor.grid == Grid::nuq || (tensor.grid != Grid::full && tensor.axis == Axis::channel);
+    return tensor.grid == Grid::nuq || tensor.grid == Grid::vector ||
+           (tensor.grid != Grid::full && tensor.axis == Axis::channel);
   };
   return offline(key) || offline(value);
 }
@@ -171,17 +184,18 @@ std::string to_string(const Scheme& scheme) {
       tensor_text(scheme.key, true), tensor_text(scheme.value, false), scheme_parts::sparse_text(scheme.sparse),
       scheme.sink, scheme.residual, word_of(kScopes, scheme.codebook), word_of(kWeights, scheme.weight),
       word_of(kInOut, scheme.first_in_thresholds), word_of(kInOut, scheme.first_in_kmeans));
-  const std::string extended = fmt::format("{}{}", scheme.capped ? ",cap=token" : "", scheme.qnorm ? ",qnorm=on" : "");
+  const std::string extended = fmt::format("{}{}{}", scheme.capped ? ",cap=token" : "", scheme.qnorm ? ",qnorm=on" : "",
+                                           scheme.budget > 0 ? fmt::format(",budget={}", scheme.budget) : "");
   return text + extended + dimension_texts(scheme.key, "k") + dimension_texts(scheme.value, "v");
 }
 
 std::string scheme_json(const Scheme& scheme) {
   return fmt::format(
-      R"({{"k":{},"v":{},"sparse":{},"sink":{},"residual":{},"codebook":"{}","weight":"{}","first-thresholds":"{}","first-kmeans":"{}"{}{}}})",
+      R"({{"k":{},"v":{},"sparse":{},"sink":{},"residual":{},"codebook":"{}","weight":"{}","first-thresholds":"{}","first-kmeans":"{}"{}{}{}}})",
       tensor_json(scheme.key, true), tensor_json(scheme.value, false), scheme.sparse, scheme.sink, scheme.residual,
       word_of(kScopes, scheme.codebook), word_of(kWeights, scheme.weight), word_of(kInOut, scheme.first_in_thresholds),
       word_of(kInOut, scheme.first_in_kmeans), scheme.capped ? R"(,"cap":"token")" : "",
-      scheme.qnorm ? R"(,"qnorm":"on")" : "");
+      scheme.qnorm ? R"(,"qnorm":"on")" : "", scheme.budget > 0 ? fmt::format(R"(,"budget":{})", scheme.budget) : "");
 }
 
 int64_t tail_unit(int64_t residual, int64_t block) {

@@ -18,6 +18,7 @@ enum class Grid : uint8_t {
   polar,         ///< "polar": radius and angle of channel pairs (i, i + D/2) (METHODS.md 7.1 a)
   angles,        ///< "angles": recursive polar angles of blocks of 16 channels (METHODS.md 7.1 b)
   sign,          ///< "sign": signs of random projections (METHODS.md 6.6)
+  vector,        ///< "vq": vector codebooks over groups of coordinates, bits by rate and distortion (CODEBOOKS.md)
 };
 enum class Site : uint8_t { pre_rope, post_rope };  ///< where keys are taken; "prerope", "postrope"
 enum class Axis : uint8_t {
@@ -44,6 +45,8 @@ enum class Rotation : uint8_t {
                 ///< head_dim
   hadamard_64,  ///< "hadamard-64": of blocks of 64 channels (METHODS.md 6.5, llama.cpp's values)
   random,       ///< "random": one fixed Haar-distributed matrix for all heads and layers
+  fklt_head,    ///< "fklt-head": fitted, the Karhunen-Loeve transform in the metric of the loss, of each head
+  fklt_layer,   ///< "fklt-layer": … of all KV heads of the layer side by side
 };
 enum class Norm : uint8_t {
   none,
@@ -63,7 +66,7 @@ enum class FitWeight : uint8_t {
 /// How one of the two tensors (key or value) is quantised. What a preset leaves alone is at its default.
 struct TensorScheme {
   Grid grid = Grid::full;
-  int bits = 16;               ///< 1 to 8; 16 for Grid::full
+  int bits = 16;               ///< 1 to 8; 16 for Grid::full; of Grid::vector the most bits of a group, 1 to 12
   Site site = Site::pre_rope;  ///< keys only
   Axis axis = Axis::token;
   int group = 0;  ///< G of token_group (0: the head) and channel_group; more than a head's channels are the head
@@ -76,6 +79,7 @@ struct TensorScheme {
   int wide_bits = 0;        ///< of the channels of greatest mean magnitude in a block (int); of the first ones (lloyd)
   bool half_scales = true;  ///< online scales in fp16; false: FP8 E4M3, "fp8" (METHODS.md 3.3)
   int sketch = 0;           ///< random projections for every channel of a head whose signs are stored (METHODS.md 6.2)
+  int width = 0;            ///< coordinates of a group of Grid::vector; 0: "auto", chosen with the bits
   bool operator==(const TensorScheme&) const = default;
   /// Nothing but grid, width, site, and a static scale per channel or an online one per token: what artifacts describe.
   bool is_plain() const;
@@ -98,10 +102,14 @@ struct Scheme {
   /// Levels are decoded as level * norm_scale + norm_offset, which give the decoded inliers the mean and deviation of
   /// the inliers (KVQuant's Q-Norm, METHODS.md 2.3). Grid::nuq alone.
   bool qnorm = false;
+  /// Grid::vector alone, where it is above 0: effective bits an element that the fit may spend on codes, codebooks and
+  /// transforms, at the context and amortisation of EffectiveBitsQuery's defaults.
+  double budget = 0;
   bool operator==(const Scheme&) const = default;
   bool is_full() const { return key.grid == Grid::full && value.grid == Grid::full; }
   /// Has a part that came after the first release: readers of exports and kernels do not know it.
-  bool is_extended() const { return capped || qnorm; }
+  bool is_extended() const { return capped || qnorm || is_vector(); }
+  bool is_vector() const { return key.grid == Grid::vector; }  ///< both tensors are, or none
   /// Needs statistics of the model (a .kvcb); false for schemes that work on-line alone (int per token, fp).
   bool needs_calibration() const;
 };

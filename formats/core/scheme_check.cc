@@ -69,9 +69,21 @@ class TensorCheck {
                   fmt::format("{} is sign", name_), "k=sign1@…/channel:G with k-sketch",
                   "its inner products are estimated");
         break;
+      case Grid::vector:
+        refuse_if(t_.axis != Axis::tensor, fmt::format("{} is vq with a scale", name_), "vqN@…tensor",
+                  "its codebooks hold the values themselves");
+        refuse_if(key_ && t_.site == Site::post_rope, "vq keys after RoPE", "k=vqN@prerope/tensor",
+                  "activations hold keys before RoPE");
+        refuse_if(t_.width != 0 && t_.width != 1 && t_.width != 2 && t_.width != 4 && t_.width != 8,
+                  fmt::format("{}-width is {}", name_, t_.width), "auto, 1, 2, 4 or 8 coordinates");
+        refuse_if(t_.rotation == Rotation::none && t_.width == 0,
+                  fmt::format("{} is vq without a transform and a width", name_),
+                  fmt::format("{0}-rotate=fklt-head, {0}-rotate=fklt-layer, or {0}-width=4", name_),
+                  "channels are grouped by correlation before the bits are known");
+        break;
     }
-    refuse_if(t_.axis == Axis::tensor && t_.grid != Grid::floating, fmt::format("{} has no scale", name_),
-              "fp8@…tensor, or another axis");
+    refuse_if(t_.axis == Axis::tensor && t_.grid != Grid::floating && t_.grid != Grid::vector,
+              fmt::format("{} has no scale", name_), "fp8@…tensor, or another axis");
   }
 
   void dimensions() const {
@@ -79,7 +91,10 @@ class TensorCheck {
       refuse_if(set && !fits, fmt::format("{}-{} with this grid and axis", name_, dimension), wanted);
     };
     const bool turns = online_int() || t_.grid == Grid::lloyd || t_.grid == Grid::angles;
-    only(t_.rotation != Rotation::none, turns, "rotate", "int with an online range, lloyd or angles");
+    const bool fitted = t_.rotation == Rotation::fklt_head || t_.rotation == Rotation::fklt_layer;
+    only(fitted, t_.grid == Grid::vector, "rotate=fklt-…", "vq");
+    only(t_.rotation != Rotation::none && !fitted, turns, "rotate", "int with an online range, lloyd or angles");
+    only(t_.width != 0, t_.grid == Grid::vector, "width", "vq");
     const bool length = t_.norm == Norm::head || t_.norm == Norm::head_corrected;
     only(length, t_.grid == Grid::lloyd, "norm", "token or varnN:G for int, head for lloyd");
     only(t_.norm == Norm::token, t_.grid == Grid::integer && grouped(), "norm=token", "int in groups");
@@ -138,7 +153,20 @@ void check(const Scheme& scheme, std::string_view text) {
   if (value.axis == Axis::channel) {
     throw refuse(text, "values per channel", "v=…@token", "values are scaled per token");
   }
-  if (scheme.needs_calibration() && !(key.is_plain() && value.is_plain())) {
+  if ((key.grid == Grid::vector) != (value.grid == Grid::vector)) {
+    throw refuse(text, "one of k and v is vq and the other is not", "both vq");
+  }
+  if (scheme.is_vector() != (scheme.budget > 0)) {
+    throw refuse(text, scheme.is_vector() ? "vq without a budget" : "a budget without vq", "vq with budget=B",
+                 "B effective bits an element are shared out over all groups of the model");
+  }
+  if (scheme.is_vector() && (scheme.codebook != CodebookScope::head || scheme.weight == FitWeight::fs2 ||
+                             scheme.first_in_thresholds || scheme.first_in_kmeans)) {
+    throw refuse(text, "vq with codebook=layer, weight=fs2 or first tokens in the fit",
+                 "codebook=head, weight=f or none, first-thresholds=out, first-kmeans=out",
+                 "every group has a codebook of its own, in the metric of the gradients (f) or of the elements (none)");
+  }
+  if (scheme.needs_calibration() && !scheme.is_vector() && !(key.is_plain() && value.is_plain())) {
     throw refuse(text, "one of k and v is calibrated and the other is in groups, rotated or normalised",
                  "both of one kind", "an artifact describes static scales, codebooks and plain token scales");
   }

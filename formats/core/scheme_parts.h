@@ -19,6 +19,8 @@ Error refuse(std::string_view text, std::string found, std::string wanted = "", 
 double parse_sparse(std::string_view value, std::string_view text);
 /// The same below another bound, for the key that is named.
 double parse_share(std::string_view key, std::string_view value, double below, std::string_view text);
+/// Effective bits an element, above 0 and at most 16. Throws refuse(text, …).
+double parse_budget(std::string_view value, std::string_view text);
 /// The shortest percentage that parse_sparse reads as exactly this number, else the plain fraction.
 std::string sparse_text(double sparse);
 /// A whole number of tokens, 0 to 2^30. Throws refuse(text, …).
@@ -48,6 +50,12 @@ std::pair<std::string, const PresetInfo*> published_name(const Scheme& scheme);
 /// All names, without options.
 std::vector<std::string> published_names();
 const std::vector<PresetInfo>& published_presets();
+
+/// The same of vector codebooks (presets_vector.cc): "kvcc-2", "kvcc-1.5-head", "kvcc-4-channels-sink4".
+std::optional<Scheme> parse_vector(std::string_view text);
+std::pair<std::string, const PresetInfo*> vector_name(const Scheme& scheme);
+std::vector<std::string> vector_names();
+const PresetInfo& vector_preset();
 
 /// Refuses, by name, what no part of kvcc can fit or evaluate.
 void check(const Scheme& scheme, std::string_view text);

@@ -11,23 +11,27 @@ namespace {
 
 using namespace scheme_parts;
 
-constexpr int kMostGroup = 4096;  ///< channels or tokens of a group, tokens of a tile
+constexpr int kMostVectorBits = 12;  ///< of a group of coordinates
+constexpr int kMostGroup = 4096;     ///< channels or tokens of a group, tokens of a tile
 
-constexpr std::array<Word<Grid>, 8> kGrids = {{{"int", Grid::integer},
+constexpr std::array<Word<Grid>, 9> kGrids = {{{"int", Grid::integer},
                                                {"nf", Grid::normal_float},
                                                {"nuq", Grid::nuq},
                                                {"lloyd", Grid::lloyd},
                                                {"fp", Grid::floating},
                                                {"polar", Grid::polar},
                                                {"angles", Grid::angles},
-                                               {"sign", Grid::sign}}};
+                                               {"sign", Grid::sign},
+                                               {"vq", Grid::vector}}};
 constexpr std::array<Word<Site>, 2> kSites = {{{"prerope", Site::pre_rope}, {"postrope", Site::post_rope}}};
 constexpr std::array<Word<Axis>, 3> kAxes = {
     {{"channel", Axis::channel}, {"token", Axis::token}, {"tensor", Axis::tensor}}};
-constexpr std::array<Word<Rotation>, 4> kRotations = {{{"none", Rotation::none},
+constexpr std::array<Word<Rotation>, 6> kRotations = {{{"none", Rotation::none},
                                                        {"hadamard", Rotation::hadamard},
                                                        {"hadamard-64", Rotation::hadamard_64},
-                                                       {"random", Rotation::random}}};
+                                                       {"random", Rotation::random},
+                                                       {"fklt-head", Rotation::fklt_head},
+                                                       {"fklt-layer", Rotation::fklt_layer}}};
 constexpr std::array<Word<Norm>, 6> kNorms = {{{"none", Norm::none},
                                                {"head", Norm::head},
                                                {"head-corrected", Norm::head_corrected},
@@ -159,6 +163,10 @@ const std::vector<Dimension>& dimensions() {
        [](TensorScheme& t, std::string_view key, std::string_view value, std::string_view text) {
          t.sketch = parse_number(key, value, 0, 8, text);
        }},
+      {"width", [](T t) { return t.width != 0; }, [](T t) { return fmt::format("{}", t.width); },
+       [](TensorScheme& t, std::string_view key, std::string_view value, std::string_view text) {
+         t.width = value == "auto" ? 0 : parse_number(key, value, 1, 8, text);
+       }},
   };
   return all;
 }
@@ -181,9 +189,10 @@ TensorScheme parse_tensor(std::string_view key, std::string_view value, std::str
   tensor.grid = value_of(kGrids, fmt::format("the grid of {}", key), grid.substr(0, digits), text);
   const std::string_view width = grid.substr(digits);
   const auto [end, error] = std::from_chars(width.data(), width.data() + width.size(), tensor.bits);
+  const int most = tensor.grid == Grid::vector ? kMostVectorBits : 8;
   if (width.empty() || error != std::errc() || end != width.data() + width.size() || tensor.bits < 1 ||
-      tensor.bits > 8) {
-    throw refuse(text, fmt::format("the width of {} is '{}'", key, width), "1 to 8 bits");
+      tensor.bits > most) {
+    throw refuse(text, fmt::format("the width of {} is '{}'", key, width), fmt::format("1 to {} bits", most));
   }
   const size_t slash = axis.find('/');
   if (key == "k") {

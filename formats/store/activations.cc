@@ -7,6 +7,7 @@
 #include <cctype>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 #include <set>
 
 #include "formats/core/error.h"
@@ -71,12 +72,19 @@ std::string shard_fault(const std::string& path, const ShardEntry& entry, bool h
 
 }  // namespace
 
+int64_t ActivationsSettings::tokens(int64_t count) const {
+  if (count < 0) count = samples;
+  if (lengths.empty()) return count * seqlen;
+  return std::accumulate(lengths.begin(), lengths.begin() + count, int64_t{0});
+}
+
 uint64_t activations_bytes(const ActivationsSettings& settings) {
   const CacheShape& shape = settings.model.shape;
   const auto elements = static_cast<uint64_t>(shape.kv_heads) * (shape.head_dim + shape.value_head_dim);
   const uint64_t each = (settings.fisher ? 2 : 1) * (settings.acts_dtype == "bf16" ? 2 : 4);
   constexpr uint64_t kStructure = 4096;  // about what HDF5 adds to a shard
-  return static_cast<uint64_t>(settings.samples) * shape.layers * (settings.seqlen * elements * each + kStructure);
+  const auto tokens = static_cast<uint64_t>(settings.tokens()), samples = static_cast<uint64_t>(settings.samples);
+  return shape.layers * (tokens * elements * each + samples * kStructure);
 }
 
 bool is_activations_folder(const std::string& folder) {
@@ -320,6 +328,8 @@ void ActivationsReader::keep_samples() {
   };
   keep(settings_.offsets);
   keep(settings_.sample_sha256);
+  keep(settings_.lengths);
+  keep(settings_.sample_part);
   settings_.samples_asked = std::max(settings_.samples_asked, settings_.samples);
   settings_.samples = static_cast<int64_t>(sample_number_.size());
   std::erase_if(shards_, [&](const auto& shard) {
@@ -391,7 +401,7 @@ std::vector<std::string> validate_activations(const std::string& folder) {
                                            {"value_grad", &shard.value_grad}}) {
           const auto bad = std::find_if(data->begin(), data->end(), [](float x) { return !std::isfinite(x); });
           if (bad == data->end()) continue;
-          const auto row = static_cast<int64_t>(data->size()) / settings.seqlen;
+          const auto row = static_cast<int64_t>(data->size()) / settings.length(sample);
           problems.push_back(fmt::format("{}: /{}: {} at token {}", name, tensor, *bad, (bad - data->begin()) / row));
         }
       } catch (const Error& error) {

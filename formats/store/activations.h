@@ -1,4 +1,4 @@
-// The activations folder (NAME.acts), version 1: manifest.json and one HDF5 shard per sample and layer.
+// The activations folder (NAME.acts), version 3: manifest.json and one HDF5 shard per sample and layer.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,14 @@ struct ActivationsSource {
   bool operator==(const ActivationsSource&) const = default;
 };
 
+/// One of several texts whose samples a run has mixed.
+struct ActivationsPart {
+  std::string text_name, text_sha256, text_flavour, bos;
+  double weight = 0;   ///< share of the samples asked for, of all parts together 1
+  int64_t tokens = 0;  ///< in its samples
+  bool operator==(const ActivationsPart&) const = default;
+};
+
 /// Everything that decides the bytes of the activations; a resumed run must agree in all of it.
 struct ActivationsSettings {
   ModelInfo model;
@@ -27,8 +35,10 @@ struct ActivationsSettings {
   std::string decoder_json;
   std::string tokenizer_sha256;
   std::string text_name, text_sha256, text_flavour;  ///< flavour: "raw", "tokens", "ids", "self"
-  std::string bos = "off";
-  int64_t samples = 0, seqlen = 0, seed = 0;
+  std::string bos = "off";                           ///< "on" or "off"; "mixed" where parts differ
+  int64_t samples = 0;
+  int64_t seqlen = 0;  ///< tokens of each sample, at most; of samples of one length: exactly
+  int64_t seed = 0;
   /// Samples asked for, where fewer were had: the text was short, or some were left out; else 0. Decides no bytes: a
   /// run resumes whatever it is.
   int64_t samples_asked = 0;
@@ -38,10 +48,18 @@ struct ActivationsSettings {
   std::string acts_dtype = "f32";  ///< f32 or bf16
   bool fisher = true;
   std::vector<int> layer_index;  ///< [L]
+  std::vector<int64_t> lengths;  ///< [samples] tokens of each; empty where all have seqlen
+  // Of a run on several texts; empty otherwise.
+  std::vector<ActivationsPart> parts;
+  std::vector<int> sample_part;  ///< [samples] index into parts
   // Of a folder that kvcc merge made; empty otherwise.
   std::vector<ActivationsSource> sources;
   std::vector<int> sample_source;  ///< [samples] index into sources
   std::vector<int> sample_number;  ///< [samples] that the sample's shards state: they are those of its run
+
+  int64_t length(int64_t sample) const { return lengths.empty() ? seqlen : lengths.at(static_cast<size_t>(sample)); }
+  /// Tokens of the first `count` samples; of all without it.
+  int64_t tokens(int64_t count = -1) const;
 };
 
 struct ShardEntry {
@@ -131,8 +149,9 @@ uint64_t activations_bytes(const ActivationsSettings& settings);
 /// Throws Error(resource) when the file system of `folder`, or of the nearest folder above that exists, has less free.
 void check_disk_space(const std::string& folder, uint64_t needed, const std::string& hint);
 
-/// The runs of merged activations as a JSON list of text_name, text_sha256, text_flavour, seed, samples and the
-/// samples' offsets (left out where the list would take more than 48 KiB); "" for activations of one run.
+/// The runs of merged activations, or the parts of a mixed run, as a JSON list of text_name, text_sha256, text_flavour,
+/// seed, samples, of parts bos, weight and tokens, and the samples' offsets (left out where the list would take more
+/// than 48 KiB); "" for activations of one text.
 std::string sources_json(const ActivationsSettings& settings);
 
 /// True for a folder that holds an activations manifest.

@@ -24,8 +24,33 @@ using nlohmann::ordered_json;
 
 constexpr uint64_t kMostBytes = 256 << 20;  ///< of manifest and journal: 1.5 million shards
 constexpr int64_t kMostShards = 1 << 20;
-constexpr int kSchemaVersion = 2;  ///< 1 but for merged folders, whose shards a reader of 1 would refuse
+constexpr int kSchemaVersion = 3;
 constexpr const char* kFormat = "kvcc-activations";
+
+ActivationsPart part_from_json(const ordered_json& part, const std::string& place) {
+  return {json_member<std::string>(part, "text_name", place),
+          json_member<std::string>(part, "text_sha256", place),
+          json_member<std::string>(part, "text_flavour", place),
+          json_member<std::string>(part, "bos", place),
+          json_member<double>(part, "weight", place),
+          json_member<int64_t>(part, "tokens", place)};
+}
+
+ordered_json to_json(const ActivationsPart& part) {
+  return {{"text_name", part.text_name},
+          {"text_sha256", part.text_sha256},
+          {"text_flavour", part.text_flavour},
+          {"bos", part.bos},
+          {"weight", part.weight},
+          {"tokens", part.tokens}};
+}
+
+/// The least version that describes the folder: shards of merged folders, and samples of several lengths, are refused
+/// by readers of the versions before; a mixture has another content hash there.
+int schema_version(const ActivationsSettings& settings) {
+  if (!settings.lengths.empty() || !settings.parts.empty()) return 3;
+  return settings.sources.empty() ? 1 : 2;
+}
 
 ActivationsSettings settings_from_json(const ordered_json& document, const std::string& place) {
   ActivationsSettings settings;
@@ -49,6 +74,15 @@ ActivationsSettings settings_from_json(const ordered_json& document, const std::
   settings.acts_dtype = json_member<std::string>(document, "acts_dtype", place);
   settings.fisher = json_member<bool>(document, "fisher", place);
   settings.layer_index = json_member<std::vector<int>>(document, "layer_index", place);
+  if (document.contains("lengths")) {
+    settings.lengths = json_member<std::vector<int64_t>>(document, "lengths", place);
+  }
+  if (document.contains("parts")) {
+    for (const ordered_json& part : json_member<std::vector<ordered_json>>(document, "parts", place)) {
+      settings.parts.push_back(part_from_json(part, place + ": parts"));
+    }
+    settings.sample_part = json_member<std::vector<int>>(document, "sample_part", place);
+  }
   if (!document.contains("sources")) return settings;
   for (const ordered_json& source : json_member<std::vector<ordered_json>>(document, "sources", place)) {
     const std::string where = place + ": sources";
@@ -93,6 +127,17 @@ void check_settings(const ActivationsSettings& settings, const std::string& plac
   };
   each_sample("offsets", settings.offsets.size());
   each_sample("sample_sha256", settings.sample_sha256.size());
+  if (!settings.lengths.empty()) each_sample("lengths", settings.lengths.size());
+  for (const int64_t length : settings.lengths) {
+    need(length > 0 && length <= settings.seqlen, fmt::format("a sample of {} tokens", length),
+         fmt::format("1 to {}, the seqlen", settings.seqlen));
+  }
+  need(!settings.parts.empty() || settings.sample_part.empty(), "sample_part without parts", "the texts it is of");
+  if (!settings.parts.empty()) each_sample("sample_part", settings.sample_part.size());
+  for (const int part : settings.sample_part) {
+    need(part >= 0 && part < static_cast<int>(settings.parts.size()), fmt::format("sample_part {}", part),
+         fmt::format("0 to {}", settings.parts.size() - 1));
+  }
   if (settings.sources.empty()) {
     need(settings.sample_source.empty() && settings.sample_number.empty(),
          "sample_source or sample_number without sources", "the runs that they are of");
@@ -113,6 +158,9 @@ ordered_json deciding_fields(const ActivationsSettings& settings) {
   fields.erase("text_name");
   if (fields.contains("sources")) {
     for (ordered_json& source : fields["sources"]) source.erase("text_name");
+  }
+  if (fields.contains("parts")) {
+    for (ordered_json& part : fields["parts"]) part.erase("text_name");
   }
   return fields;
 }
@@ -216,6 +264,11 @@ ordered_json settings_json(const ActivationsSettings& settings) {
   document["acts_dtype"] = settings.acts_dtype;
   document["fisher"] = settings.fisher;
   document["layer_index"] = settings.layer_index;
+  if (!settings.lengths.empty()) document["lengths"] = settings.lengths;
+  if (!settings.parts.empty()) {
+    for (const ActivationsPart& part : settings.parts) document["parts"].push_back(to_json(part));
+    document["sample_part"] = settings.sample_part;
+  }
   if (settings.sources.empty()) return document;
   for (const ActivationsSource& source : settings.sources) document["sources"].push_back(source_json(source));
   document["sample_source"] = settings.sample_source;
@@ -231,15 +284,19 @@ ordered_json source_json(const ActivationsSource& source) {
 }
 
 std::string sources_json(const ActivationsSettings& settings) {
-  if (settings.sources.empty()) return "";
+  const bool merged = !settings.sources.empty();
+  const size_t count = merged ? settings.sources.size() : settings.parts.size();
+  const std::vector<int>& text_of = merged ? settings.sample_source : settings.sample_part;
+  if (count == 0) return "";
   constexpr size_t kMost = 48 << 10;  // an attribute of an HDF5 file takes 64 KiB
   for (const bool with_offsets : {true, false}) {
     ordered_json list = ordered_json::array();
-    for (size_t i = 0; i < settings.sources.size(); ++i) {
-      ordered_json entry = source_json(settings.sources[i]);
+    for (size_t i = 0; i < count; ++i) {
+      ordered_json entry = merged ? source_json(settings.sources[i]) : to_json(settings.parts[i]);
+      if (!merged) entry["seed"] = settings.seed;
       std::vector<int64_t> offsets;
-      for (size_t s = 0; s < settings.sample_source.size(); ++s) {
-        if (settings.sample_source[s] == static_cast<int>(i)) offsets.push_back(settings.offsets.at(s));
+      for (size_t s = 0; s < text_of.size(); ++s) {
+        if (text_of[s] == static_cast<int>(i)) offsets.push_back(settings.offsets.at(s));
       }
       entry["samples"] = offsets.size();
       if (with_offsets) entry["offsets"] = offsets;
@@ -248,7 +305,7 @@ std::string sources_json(const ActivationsSettings& settings) {
     std::string text = list.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
     if (text.size() <= kMost) return text;
   }
-  throw Error(ErrorKind::failed, "sources", fmt::format("{} runs", settings.sources.size()),
+  throw Error(ErrorKind::failed, "sources", fmt::format("{} texts", count),
               "few enough for 48 KiB of an artifact's provenance");
 }
 
@@ -271,7 +328,7 @@ std::string activations_sha256(const ActivationsSettings& settings, const ShardM
 
 void write_activations_manifest(const std::string& folder, const ActivationsManifest& manifest) {
   ordered_json document;
-  document["schema_version"] = manifest.settings.sources.empty() ? 1 : kSchemaVersion;
+  document["schema_version"] = schema_version(manifest.settings);
   document["format"] = kFormat;
   document["complete"] = manifest.complete;
   if (manifest.settings.samples_asked > manifest.settings.samples) {

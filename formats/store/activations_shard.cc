@@ -30,9 +30,9 @@ constexpr ShardTensor kTensors[] = {
     {"/value_grad", "nat/element", &Shard::value_grad, true, true},
 };
 
-std::vector<int64_t> shape_of(const ActivationsSettings& settings, const ShardTensor& tensor) {
+std::vector<int64_t> shape_of(const ActivationsSettings& settings, int sample, const ShardTensor& tensor) {
   const CacheShape& shape = settings.model.shape;
-  return {settings.seqlen, shape.kv_heads, tensor.value ? shape.value_head_dim : shape.head_dim};
+  return {settings.length(sample), shape.kv_heads, tensor.value ? shape.value_head_dim : shape.head_dim};
 }
 
 TreeValue value_of(const std::vector<float>& data, const std::vector<int64_t>& shape, bool bf16) {
@@ -93,7 +93,7 @@ std::string shard_image(const ActivationsSettings& settings, int sample, int lay
   root["layer"] = integer_value(number);
   for (const ShardTensor& tensor : kTensors) {
     if (tensor.gradient && !settings.fisher) continue;
-    const std::vector<int64_t> shape = shape_of(settings, tensor);
+    const std::vector<int64_t> shape = shape_of(settings, sample, tensor);
     const std::vector<float>& data = shard.*tensor.data;
     const auto wanted = static_cast<size_t>(shape[0] * shape[1] * shape[2]);
     if (data.size() != wanted) {
@@ -137,7 +137,7 @@ Shard shard_of_image(const ActivationsSettings& settings, int sample, int layer,
     const auto object = tree.find(tensor.path);
     if (object == tree.end() || !object->second.dataset) throw bad_input(where, "missing");
     const TreeValue& value = object->second.value;
-    const std::vector<int64_t> shape = shape_of(settings, tensor);
+    const std::vector<int64_t> shape = shape_of(settings, sample, tensor);
     const Element type = bf16 ? Element::u16 : Element::f32;
     if (value.type != type || value.shape != shape) {
       throw bad_input(where, fmt::format("{} {}", element_name(value.type), shape_text(value.shape)),

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/store/codebook_fields.h"
@@ -10,8 +12,10 @@
 namespace kvcc {
 namespace {
 
-/// The least version that has what the file holds: 1.3 is of cap and qnorm.
-const char* written_version(const Scheme& scheme) { return scheme.is_extended() ? "1.3" : "1.2"; }
+/// The least version that has what the file holds: 1.3 is of cap and qnorm, 1.4 of vector codebooks.
+const char* written_version(const Scheme& scheme) {
+  return scheme.is_vector() ? "1.4" : scheme.is_extended() ? "1.3" : "1.2";
+}
 
 void put_dataset(Tree& tree, const std::string& path, TreeValue value, const char* axes, const char* unit) {
   TreeObject& object = tree[path];
@@ -56,6 +60,8 @@ void put_provenance(Tree& tree, const Provenance& provenance) {
   to["seed"] = integer_value(provenance.seed);
   to["tokens"] = integer_value(provenance.tokens);
   if (provenance.samples_asked > 0) to["samples_asked"] = integer_value(provenance.samples_asked);
+  if (!provenance.quantised_weights.empty()) to["quantised_weights"] = text_value(provenance.quantised_weights);
+  if (provenance.held_out > 0) to["held_out"] = integer_value(provenance.held_out);
   to["activations_sha256"] = text_value(provenance.activations_sha256);
   if (!provenance.date.empty()) to["date"] = text_value(provenance.date);
   if (!provenance.shard.empty()) {
@@ -67,14 +73,12 @@ void put_provenance(Tree& tree, const Provenance& provenance) {
 
 void put_tensor(Tree& tree, const std::string& path, const TensorCodebooks& tensor, const CacheShape& shape, int dim) {
   for (const CodebookField& field : tensor_fields()) {
-    std::vector<int64_t> extents = {shape.layers, shape.kv_heads};
-    const std::string axes = field.axes;
-    if (axes.ends_with("channel")) extents.push_back(dim);
-    if (axes.ends_with("code")) extents.push_back(tensor.codes);
-    if (axes.ends_with("bin")) extents.push_back(kNormalisedBins);
+    std::vector<int64_t> extents = field_extents(field, shape, tensor, dim);
+    if (extents.back() < 0)
+      extents.back() = extents.size() == 1 ? static_cast<int64_t>(tensor.vectors.size()) : tensor.codes;
     size_t count = 1;
     for (const int64_t extent : extents) count *= static_cast<size_t>(extent);
-    const std::string where = path + "/" + field.path;
+    const std::string where = field_path(field, path);
     const auto put = [&](const auto& data) {
       if (data.empty()) return;
       if (data.size() != count) {
@@ -84,6 +88,7 @@ void put_tensor(Tree& tree, const std::string& path, const TensorCodebooks& tens
     };
     if (field.floats != nullptr) put(tensor.*field.floats);
     if (field.bytes != nullptr) put(tensor.*field.bytes);
+    if (field.words != nullptr) put(tensor.*field.words);
     if (field.stat_floats != nullptr) put(tensor.stats.*field.stat_floats);
     if (field.stat_words != nullptr) put(tensor.stats.*field.stat_words);
   }
@@ -141,6 +146,38 @@ Tree read_tree(const std::string& path) {
 }
 
 }  // namespace
+
+EffectiveBitsQuery bits_query(const Codebook& codebook, EffectiveBitsQuery query) {
+  query.key_outlier_fraction = mean_outlier_fraction(codebook.key.outlier_fraction);
+  if (!codebook.scheme.is_vector()) return query;
+  int64_t codes = 0, floats = 0;
+  for (const TensorCodebooks* tensor : {&codebook.key, &codebook.value}) {
+    for (const uint8_t bits : tensor->group_bits) codes += bits;
+    for (const auto* transform : {&tensor->forward, &tensor->inverse}) {
+      floats += static_cast<int64_t>(transform->size()) - std::count(transform->begin(), transform->end(), 0.0f);
+    }
+    floats += static_cast<int64_t>(tensor->vectors.size() + tensor->rotation_mean.size());
+  }
+  const CacheShape& shape = codebook.model.shape;
+  query.code_bits = static_cast<double>(codes) /
+                    (static_cast<double>(shape.layers) * shape.kv_heads * (shape.head_dim + shape.value_head_dim));
+  query.vector_bytes = floats * static_cast<int64_t>(sizeof(float));
+  return query;
+}
+
+std::vector<size_t> vector_offsets(const TensorCodebooks& tensor, int layers) {
+  std::vector<size_t> offsets{0};
+  const size_t row = static_cast<size_t>(tensor.units) * tensor.coordinates;
+  for (int layer = 0; layer < layers; ++layer) {
+    size_t numbers = 0;
+    for (size_t i = layer * row; i < (layer + 1) * row; ++i) {
+      if (tensor.group_width[i] > 0)
+        numbers += (size_t{1} << std::min<int>(tensor.group_bits[i], 16)) * tensor.group_width[i];
+    }
+    offsets.push_back(offsets.back() + numbers);
+  }
+  return offsets;
+}
 
 void write_codebook(AtomicFile& file, const std::string& path, Codebook& codebook) {
   const Tree tree = checked_tree(codebook, path);

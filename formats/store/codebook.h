@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/core/effective_bits.h"
 #include "formats/core/file.h"
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
@@ -27,6 +28,8 @@ struct Provenance {
   std::string parent_sha256, shard;  ///< of a rank's part: the whole artifact's content_sha256, and "0/2"; "" otherwise
   std::string sources_json;          ///< of merged activations: a JSON list of the runs (sources_json()); "" otherwise
   int64_t samples_asked = 0;         ///< of collect, where it got fewer; 0 otherwise
+  std::string quantised_weights;     ///< content_sha256 of the .kvcw that the activations are of; "": the model's own
+  int64_t held_out = 0;              ///< last samples that vector codebooks were not fitted to
 };
 
 /// Histograms of normalised elements have this many bins of equal width over [-2, 2]; the first and the last also hold
@@ -57,6 +60,9 @@ struct TensorStats {
   std::vector<uint32_t> heaviest_sample;               ///< [L, H] its number
   std::vector<uint32_t> token_sample, token_position;  ///< [L, H] the heaviest token: its sample, and where in it
   std::vector<uint32_t> reached;  ///< [L, H] tokens with a gradient other than 0; all tokens without gradients
+  /// [L] Half the mean over tokens of (g . e)^2, e the error of all heads' elements, on the text that was fitted and on
+  /// the text that was held out of the fit: the second-order prediction of the loss, nats a token.
+  std::vector<float> predicted_fitted, predicted_held_out;
 };
 
 /// Whether a head was reached at so few of the text's tokens that its statistics say little: fewer than 1 %.
@@ -71,6 +77,14 @@ struct TensorCodebooks {
   std::vector<float> threshold_lower, threshold_upper;  ///< [L, H, D]; empty without sparse part or when online
   std::vector<float> norm_scale, norm_offset;           ///< [L, H] decoded level = fmaf(level, scale, offset); Q-Norm
   std::vector<float> outlier_fraction;                  ///< [L, H] measured on the calibration text
+  // Vector codebooks (format 1.4), in place of the levels: VectorQuantiser of each layer. U units, H or 1, of N
+  // coordinates.
+  int units = 0, coordinates = 0;                ///< U, N; 0 without vector codebooks
+  std::vector<uint8_t> group_width, group_bits;  ///< [L, U, N]
+  std::vector<float> vectors;                    ///< of all layers, one after another
+  std::vector<float> forward, inverse;           ///< [L, U, N, N] below /rotation
+  std::vector<float> rotation_mean;              ///< [L, U, N]
+  std::vector<uint16_t> channel_order;           ///< [L, U, N] without a rotation; else empty
   TensorStats stats;
 };
 
@@ -84,6 +98,13 @@ struct Codebook {
   std::string content_sha256;  ///< set by read and write
   Tree extras;                 ///< datasets and attributes this build does not know, kept when the file is rewritten
 };
+
+/// The accounting of what the artifact holds: its measured outliers, and of vector codebooks its allocation and what a
+/// deployment keeps (codebooks, the transforms' numbers that are not 0, means).
+EffectiveBitsQuery bits_query(const Codebook& codebook, EffectiveBitsQuery query = {});
+
+/// Where the vectors of each layer begin among tensor.vectors, and their number at the end: [L + 1].
+std::vector<size_t> vector_offsets(const TensorCodebooks& tensor, int layers);
 
 /// Writes beside the name and renames. Equal content gives equal bytes. Sets content_sha256. Throws Error(failed) for
 /// content that read_codebook would refuse, before anything is written.

@@ -26,8 +26,13 @@ class TensorCheck {
         problems_(problems) {}
 
   void run() {
-    check_bits();
-    check_levels();
+    if (scheme_.grid == Grid::vector) {
+      check_groups();
+      check_transform();
+    } else {
+      check_bits();
+      check_levels();
+    }
     if (const size_t found = tensor_.stats.code_use.size(); found > 0 && found != tensor_.codebook.size()) {
       problems_.push_back(fmt::format("{}/stats/code_use: {} values; wanted {}, one for each of the codebook", path_,
                                       found, tensor_.codebook.size()));
@@ -48,7 +53,14 @@ class TensorCheck {
       if (field.stat_floats == nullptr) continue;
       const std::string name = field.path;
       const std::vector<float>& values = tensor_.stats.*field.stat_floats;
-      if (name == "stats/sqnr_db") {  // +infinity: nothing was lost
+      if (std::string(field.axes) == "layer") {
+        for (size_t layer = 0; layer < values.size(); ++layer) {
+          if (std::isfinite(values[layer]) && values[layer] >= 0) continue;
+          report(name, 1, fmt::format("layer {}", layer_index_[layer]), fmt::format("{}", values[layer]),
+                 "a finite value, 0 or more");
+          break;
+        }
+      } else if (name == "stats/sqnr_db") {  // +infinity: nothing was lost
         check_each(
             name, values, [](float x) { return std::isfinite(x) || x > 0; }, "a number or +infinity");
       } else if (name == "stats/min" || name == "stats/max" || name == "stats/mean") {
@@ -71,6 +83,8 @@ class TensorCheck {
     return text;
   }
 
+  size_t heads_in_all() const { return layer_index_.size() * static_cast<size_t>(heads_); }
+
   void report(const std::string& name, size_t count, const std::string& where, const std::string& found,
               const std::string& wanted) {
     if (count == 0) return;
@@ -80,7 +94,7 @@ class TensorCheck {
 
   template <typename Good>
   void check_each(const std::string& name, const std::vector<float>& values, Good good, const std::string& wanted) {
-    const size_t per_head = values.size() / std::max<size_t>(1, tensor_.bits.size());
+    const size_t per_head = values.size() / std::max<size_t>(1, heads_in_all());
     size_t count = 0, first = 0;
     for (size_t i = 0; i < values.size(); ++i) {
       if (!good(values[i]) && count++ == 0) first = i;
@@ -91,7 +105,7 @@ class TensorCheck {
   void check_pairs(const std::string& lower_name, const std::vector<float>& lower, const std::string& upper_name,
                    const std::vector<float>& upper) {
     if (lower.size() != upper.size()) return;  // one of them is missing: reported, or both are optional
-    const size_t per_head = lower.size() / std::max<size_t>(1, tensor_.bits.size());
+    const size_t per_head = lower.size() / std::max<size_t>(1, heads_in_all());
     size_t count = 0, first = 0;
     for (size_t i = 0; i < lower.size(); ++i) {
       const bool good = std::isfinite(lower[i]) && std::isfinite(upper[i]) && lower[i] <= upper[i];
@@ -100,6 +114,71 @@ class TensorCheck {
     if (count == 0) return;
     report(lower_name, count, position(first, per_head, "channel"),
            fmt::format("{} with {} {}", lower[first], upper_name, upper[first]), "finite, and not above " + upper_name);
+  }
+
+  /// "layer 3 unit 0 coordinate 5" of element i of a [L, U, N] array.
+  std::string place_of(size_t i) const {
+    const size_t n = static_cast<size_t>(tensor_.coordinates), units = static_cast<size_t>(tensor_.units);
+    return fmt::format("layer {} unit {} coordinate {}", layer_index_[i / n / units], i / n % units, i % n);
+  }
+
+  void check_groups() {
+    constexpr int kMostWidth = 8;
+    const size_t n = static_cast<size_t>(tensor_.coordinates);
+    size_t wrong = 0, where = 0, wrong_bits = 0, where_bits = 0;
+    for (size_t row = 0; row < tensor_.group_width.size(); row += n) {
+      size_t covered = 0;  // coordinates of groups so far
+      for (size_t i = 0; i < n; ++i) {
+        const int width = tensor_.group_width[row + i], bits = tensor_.group_bits[row + i];
+        const bool begins = i == covered;
+        if (begins ? width < 1 || width > kMostWidth || i + width > n : width != 0) {
+          if (wrong++ == 0) where = row + i;
+        }
+        if (bits > (width > 0 ? scheme_.bits : 0) && wrong_bits++ == 0) where_bits = row + i;
+        if (begins) covered += std::max(width, 1);
+      }
+    }
+    if (wrong > 0) {
+      report("group_width", wrong, place_of(where), fmt::format("{}", tensor_.group_width[where]),
+             "groups of 1 to 8 coordinates, one after another, 0 inside them");
+    }
+    if (wrong_bits > 0) {
+      report("group_bits", wrong_bits, place_of(where_bits), fmt::format("{}", tensor_.group_bits[where_bits]),
+             fmt::format("at most {} where a group begins, as the scheme says, and 0 inside it", scheme_.bits));
+    }
+    if (wrong + wrong_bits > 0) return;
+    const size_t wanted = vector_offsets(tensor_, static_cast<int>(layer_index_.size())).back();
+    if (tensor_.vectors.size() != wanted) {
+      problems_.push_back(fmt::format("{}/vectors: {} numbers; wanted {}, 2^bits times width of every group", path_,
+                                      tensor_.vectors.size(), wanted));
+    }
+  }
+
+  void check_transform() {
+    const auto finite = [&](const char* name, const std::vector<float>& values) {
+      const auto bad = std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
+      if (bad != values.end()) {
+        problems_.push_back(fmt::format("{}: {} at {}; wanted finite values", name, *bad, bad - values.begin()));
+      }
+    };
+    finite((path_ + "/vectors").c_str(), tensor_.vectors);
+    finite(("/rotation" + path_ + "/forward").c_str(), tensor_.forward);
+    finite(("/rotation" + path_ + "/inverse").c_str(), tensor_.inverse);
+    finite(("/rotation" + path_ + "/mean").c_str(), tensor_.rotation_mean);
+    const size_t n = static_cast<size_t>(tensor_.coordinates);
+    for (size_t row = 0; row < tensor_.channel_order.size(); row += n) {
+      std::vector<bool> seen(n);
+      for (size_t i = row; i < row + n; ++i) {
+        const uint16_t channel = tensor_.channel_order[i];
+        if (channel < n && !seen[channel]) {
+          seen[channel] = true;
+          continue;
+        }
+        problems_.push_back(
+            fmt::format("{}/channel_order: {} at {}; wanted every channel once", path_, channel, place_of(i)));
+        return;
+      }
+    }
   }
 
   void check_bits() {

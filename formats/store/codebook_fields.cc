@@ -1,5 +1,6 @@
 #include "formats/store/codebook_fields.h"
 
+#include <algorithm>
 #include <array>
 
 namespace kvcc {
@@ -10,6 +11,10 @@ using S = TensorStats;
 
 CodebookField floats(const char* path, const char* axes, const char* unit, Need need, std::vector<float> T::*member) {
   return {path, Element::f32, axes, unit, need, "1.0", member, nullptr, nullptr, nullptr};
+}
+
+CodebookField vector(const char* path, const char* axes, const char* unit, std::vector<float> T::*member) {
+  return {path, Element::f32, axes, unit, Need::vector, "1.4", member, nullptr, nullptr, nullptr};
 }
 
 CodebookField statistic(const char* path, const char* axes, const char* unit, std::vector<float> S::*member,
@@ -25,16 +30,17 @@ CodebookField number(const char* path, const char* axes, const char* unit, std::
 }  // namespace
 
 const char* need_name(Need need) {
-  constexpr const char* kNames[] = {"always", "channel", "outliers", "qnorm", "optional"};
+  constexpr const char* kNames[] = {"always", "channel", "outliers", "qnorm", "levels", "vector", "order", "optional"};
   return kNames[static_cast<size_t>(need)];
 }
 
 std::span<const CodebookField> tensor_fields() {
   constexpr const char* kHead = "layer,head";
   constexpr const char* kChannel = "layer,head,channel";
-  static const std::array<CodebookField, 29> all = {{
-      {"bits", Element::u8, kHead, "bit", Need::always, "1.0", nullptr, &T::bits, nullptr, nullptr},
-      floats("codebook", "layer,head,code", "normalised", Need::always, &T::codebook),
+  constexpr const char* kCoordinate = "layer,unit,coordinate";
+  static const std::array<CodebookField, 38> all = {{
+      {"bits", Element::u8, kHead, "bit", Need::levels, "1.0", nullptr, &T::bits, nullptr, nullptr},
+      floats("codebook", "layer,head,code", "normalised", Need::levels, &T::codebook),
       {"norm_scale", Element::f32, kHead, "1", Need::qnorm, "1.3", &T::norm_scale, nullptr, nullptr, nullptr},
       {"norm_offset", Element::f32, kHead, "normalised", Need::qnorm, "1.3", &T::norm_offset, nullptr, nullptr,
        nullptr},
@@ -43,6 +49,15 @@ std::span<const CodebookField> tensor_fields() {
       floats("zero", kChannel, "element", Need::channel, &T::zero),
       floats("threshold_lower", kChannel, "element", Need::outliers, &T::threshold_lower),
       floats("threshold_upper", kChannel, "element", Need::outliers, &T::threshold_upper),
+      {"group_width", Element::u8, kCoordinate, "coordinate", Need::vector, "1.4", nullptr, &T::group_width, nullptr,
+       nullptr},
+      {"group_bits", Element::u8, kCoordinate, "bit", Need::vector, "1.4", nullptr, &T::group_bits, nullptr, nullptr},
+      {"channel_order", Element::u16, kCoordinate, "1", Need::order, "1.4", nullptr, nullptr, nullptr, nullptr,
+       &T::channel_order},
+      vector("vectors", "number", "nat^0.5", &T::vectors),
+      vector("/forward", "layer,unit,coordinate,channel", "nat^0.5/element", &T::forward),
+      vector("/inverse", "layer,unit,channel,coordinate", "element/nat^0.5", &T::inverse),
+      vector("/mean", "layer,unit,channel", "element", &T::rotation_mean),
       statistic("stats/min", kChannel, "element", &S::min),
       statistic("stats/max", kChannel, "element", &S::max),
       statistic("stats/mean", kChannel, "element", &S::mean),
@@ -63,12 +78,36 @@ std::span<const CodebookField> tensor_fields() {
       number("stats/token_sample", kHead, "1", &S::token_sample, "1.2"),
       number("stats/token_position", kHead, "1", &S::token_position, "1.2"),
       number("stats/reached", kHead, "token", &S::reached, "1.2"),
+      statistic("stats/predicted_fitted", "layer", "nat", &S::predicted_fitted, "1.4"),
+      statistic("stats/predicted_held_out", "layer", "nat", &S::predicted_held_out, "1.4"),
   }};
   return all;
 }
 
+std::string field_path(const CodebookField& field, const std::string& tensor) {
+  return field.path[0] == '/' ? "/rotation" + tensor + field.path : tensor + "/" + field.path;
+}
+
+std::vector<int64_t> field_extents(const CodebookField& field, const CacheShape& shape, const TensorCodebooks& tensor,
+                                   int dim) {
+  const std::string axes = field.axes;
+  if (axes == "number") return {-1};
+  std::vector<int64_t> extents{shape.layers};
+  if (axes == "layer") return extents;
+  if (axes.starts_with("layer,unit")) {
+    extents.insert(extents.end(), {tensor.units, tensor.coordinates});
+    if (std::count(axes.begin(), axes.end(), ',') == 3) extents.push_back(tensor.coordinates);
+    return extents;
+  }
+  extents.push_back(shape.kv_heads);
+  if (axes.ends_with("channel")) extents.push_back(dim);
+  if (axes.ends_with("code")) extents.push_back(-1);
+  if (axes.ends_with("bin")) extents.push_back(kNormalisedBins);
+  return extents;
+}
+
 std::span<const CodebookAttribute> codebook_attributes() {
-  static const std::array<CodebookAttribute, 38> all = {{
+  static const std::array<CodebookAttribute, 39> all = {{
       {"/", "format", "text", true},
       {"/", "format_version", "text", true},
       {"/", "content_sha256", "text", true},
@@ -102,6 +141,8 @@ std::span<const CodebookAttribute> codebook_attributes() {
       {"/provenance", "seed", "integer", true},
       {"/provenance", "tokens", "integer", true},
       {"/provenance", "samples_asked", "integer", false},
+      {"/provenance", "quantised_weights", "text", false},
+      {"/provenance", "held_out", "integer", false},
       {"/provenance", "activations_sha256", "text", true},
       {"/provenance", "date", "text", false},
       {"/provenance", "parent_sha256", "text", false},

@@ -16,12 +16,15 @@ enum class Need : uint8_t {
   channel,   ///< when the tensor is scaled per channel, and only then
   outliers,  ///< when the tensor is scaled per channel and has a sparse part, and only then
   qnorm,     ///< when the scheme has Q-Norm, and only then
+  levels,    ///< unless the tensor's grid is vq
+  vector,    ///< when the tensor's grid is vq, and only then
+  order,     ///< when it is and has no rotation, and only then
   optional,
 };
 const char* need_name(Need need);
 
 struct CodebookField {
-  const char* path;  ///< below /key and /value: "codebook", "stats/min"; from the root: "/layer_index"
+  const char* path;  ///< below /key and /value: "codebook", "stats/min"; with a '/' before it below /rotation/key, …
   Element type;
   const char* axes;  ///< "layer,head,code"
   const char* unit;  ///< "1" for pure numbers
@@ -32,7 +35,13 @@ struct CodebookField {
   std::vector<uint8_t> TensorCodebooks::*bytes = nullptr;
   std::vector<float> TensorStats::*stat_floats = nullptr;
   std::vector<uint32_t> TensorStats::*stat_words = nullptr;
+  std::vector<uint16_t> TensorCodebooks::*words = nullptr;
 };
+/// Where the field of "/key" or "/value" lies: "/key/bits", "/rotation/key/forward".
+std::string field_path(const CodebookField& field, const std::string& tensor);
+/// Extents of the field's axes; -1 for the codes of a codebook and the numbers of all vectors.
+std::vector<int64_t> field_extents(const CodebookField& field, const CacheShape& shape, const TensorCodebooks& tensor,
+                                   int dim);
 
 /// The datasets below /key and below /value.
 std::span<const CodebookField> tensor_fields();

@@ -122,7 +122,7 @@ class Parser {
     }
     const Scheme& parsed = out_.codebook.scheme;
     if (parsed.is_full()) problem("/", "scheme is fp", "a scheme with codebooks");
-    if (!parsed.key.is_plain() || !parsed.value.is_plain()) {
+    if (!parsed.is_vector() && (!parsed.key.is_plain() || !parsed.value.is_plain())) {
       problem("/", "scheme is " + short_name(parsed), "scales per channel or token, without groups, rotation or norm");
     }
     if (json != scheme_json(out_.codebook.scheme)) {
@@ -194,6 +194,10 @@ class Parser {
     if (attribute(kFrom, "samples_asked", false) != nullptr) {
       provenance.samples_asked = integer(kFrom, "samples_asked", 1, kMost);
     }
+    provenance.quantised_weights = text(kFrom, "quantised_weights", false);
+    if (attribute(kFrom, "held_out", false) != nullptr) {
+      provenance.held_out = integer(kFrom, "held_out", 1, kMost);
+    }
     provenance.activations_sha256 = text(kFrom, "activations_sha256");
     provenance.date = text(kFrom, "date", false);
     provenance.parent_sha256 = text(kFrom, "parent_sha256", false);
@@ -246,22 +250,21 @@ class Parser {
 
   void parse_tensor(const std::string& path, const TensorScheme& scheme, int dim, TensorCodebooks& tensor) {
     const CacheShape& shape = out_.codebook.model.shape;
-    const std::vector<int64_t> head = {shape.layers, shape.kv_heads};
-    std::vector<int64_t> channel = head, bin = head, code = head;
-    channel.push_back(dim);
-    bin.push_back(kNormalisedBins);
-    code.push_back(-1);
+    const bool vector = scheme.grid == Grid::vector;
+    if (vector) {
+      tensor.units = scheme.rotation == Rotation::fklt_layer ? 1 : shape.kv_heads;
+      tensor.coordinates = shape.kv_heads / tensor.units * dim;
+    }
     const bool offline = scheme.axis == Axis::channel;
     for (const CodebookField& field : tensor_fields()) {
       const std::string axes = field.axes;
-      const auto& expected = axes.ends_with("channel") ? channel
-                             : axes.ends_with("code")  ? code
-                             : axes.ends_with("bin")   ? bin
-                                                       : head;
+      const std::vector<int64_t> expected = field_extents(field, shape, tensor, dim);
       const bool required = field.need == Need::always || (field.need == Need::channel && offline) ||
                             (field.need == Need::outliers && offline && out_.codebook.scheme.sparse > 0) ||
-                            (field.need == Need::qnorm && out_.codebook.scheme.qnorm);
-      const std::string where = path + "/" + field.path;
+                            (field.need == Need::qnorm && out_.codebook.scheme.qnorm) ||
+                            (field.need == Need::levels && !vector) || (field.need == Need::vector && vector) ||
+                            (field.need == Need::order && vector && scheme.rotation == Rotation::none);
+      const std::string where = field_path(field, path);
       if (!required && field.need != Need::optional && tree_.contains(where)) {
         problem(where, "present though the scheme has no use for it");
       }
@@ -271,6 +274,7 @@ class Parser {
         tensor.codes = static_cast<int>(std::min<int64_t>(value->shape.back(), 1 << 16));
       if (field.floats != nullptr) tensor.*field.floats = array_of<float>(*value);
       if (field.bytes != nullptr) tensor.*field.bytes = array_of<uint8_t>(*value);
+      if (field.words != nullptr) tensor.*field.words = array_of<uint16_t>(*value);
       if (field.stat_floats != nullptr) tensor.stats.*field.stat_floats = array_of<float>(*value);
       if (field.stat_words != nullptr) tensor.stats.*field.stat_words = array_of<uint32_t>(*value);
     }

@@ -24,7 +24,7 @@ auto order(const ActivationsSource& s) { return std::tie(s.text_sha256, s.text_f
 struct Candidate {
   std::string ids_sha256, shards_sha256;
   ActivationsSource source;
-  int64_t offset = 0;
+  int64_t offset = 0, length = 0;
   int stated = 0;
   MergePlan::Sample from;
   auto key() const { return std::tuple(ids_sha256, shards_sha256, order(source), offset, stated); }
@@ -36,8 +36,21 @@ ActivationsSettings common_part(ActivationsSettings settings) {
   settings.samples = settings.seed = 0;
   settings.offsets.clear();
   settings.sample_sha256.clear();
+  settings.lengths.clear();
   settings.sources.clear();
+  settings.parts.clear();
+  settings.sample_part.clear();
   return settings;
+}
+
+/// The run that a sample is of; of a run on several texts its own text.
+ActivationsSource source_of(const ActivationsSettings& settings, size_t sample) {
+  if (!settings.sources.empty()) return settings.sources.at(static_cast<size_t>(settings.sample_source.at(sample)));
+  if (settings.parts.empty()) {
+    return {settings.text_name, settings.text_sha256, settings.text_flavour, settings.seed};
+  }
+  const ActivationsPart& part = settings.parts.at(static_cast<size_t>(settings.sample_part.at(sample)));
+  return {part.text_name, part.text_sha256, part.text_flavour, settings.seed};
 }
 
 Candidate candidate(const MergePlan& plan, int input, int sample) {
@@ -49,9 +62,8 @@ Candidate candidate(const MergePlan& plan, int input, int sample) {
   out.ids_sha256 = settings.sample_sha256.at(at);
   out.offset = settings.offsets.at(at);
   out.stated = reader.stated_sample(sample);
-  out.source = settings.sources.empty()
-                   ? ActivationsSource{settings.text_name, settings.text_sha256, settings.text_flavour, settings.seed}
-                   : settings.sources.at(static_cast<size_t>(settings.sample_source.at(at)));
+  out.length = settings.length(sample);
+  out.source = source_of(settings, at);
   Sha256 hash;
   for (int layer = 0; layer < settings.model.shape.layers; ++layer) {
     hash.update(reader.shard_entry(sample, layer).sha256);
@@ -104,7 +116,13 @@ void set_sources(ActivationsSettings& settings, const std::vector<Candidate>& sa
   for (auto* list : {&settings.sample_source, &settings.sample_number}) list->clear();
   settings.offsets.clear();
   settings.sample_sha256.clear();
+  settings.lengths.clear();
+  settings.parts.clear();
+  settings.sample_part.clear();
+  const bool one_length =
+      std::all_of(samples.begin(), samples.end(), [&](const Candidate& s) { return s.length == settings.seqlen; });
   for (const Candidate& sample : samples) {
+    if (!one_length) settings.lengths.push_back(sample.length);
     const auto source = std::find(settings.sources.begin(), settings.sources.end(), sample.source);
     settings.sample_source.push_back(static_cast<int>(source - settings.sources.begin()));
     settings.sample_number.push_back(sample.stated);

@@ -51,6 +51,10 @@ Codebook shard_codebook(const Codebook& codebook, const RankShard& shard, const 
                     "where there are more ranks than heads runtimes such as vLLM give several ranks the same head: "
                     "make one shard a head, and use it on each of its ranks");
   }
+  if (codebook.scheme.is_vector()) {
+    throw bad_input(place, "vector codebooks, whose bits are shared out over all heads", "a scheme of plain scales",
+                    "shards of them are not in this release");
+  }
   for (const auto& [path, object] : codebook.extras) {
     if (object.dataset) throw bad_input(place, path + " is unknown to this build", "datasets that it can divide");
   }

@@ -8,6 +8,7 @@
 
 #include "formats/core/error.h"
 #include "formats/core/text.h"
+#include "formats/weights/wrappers.h"
 
 namespace kvcc {
 namespace {
@@ -164,6 +165,7 @@ const Architecture& find_architecture(const std::string& name, const std::string
     if (architecture.name == name) return architecture;
     known += (known.empty() ? "" : ", ") + std::string(architecture.name);
   }
+  for (const Wrapper& wrapper : wrappers()) known += ", " + std::string(wrapper.name);
   throw bad_input(place, name.empty() ? "no architecture is named" : "architecture " + name, "one of: " + known,
                   "kvcc models lists what is supported");
 }

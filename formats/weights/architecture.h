@@ -109,9 +109,9 @@ enum class Router : uint8_t {
   sigmoid
 };
 
-/// By tests/calib/model/test_architectures.py.
+inline constexpr const char* kVerifyingTest = "tests/calib/model/test_architectures.py";
 inline constexpr const char* kVerified =
-    "logits, keys, values and Fisher within 1e-4 of transformers 5.24.0's, tiny random models";
+    "logits, keys, values and Fisher within 1e-4 of transformers 5.24.0's autograd, tiny random models";
 inline constexpr const char* kVerifiedGguf = "the same, from files by PyPI gguf 0.19.0";
 
 struct Architecture {
@@ -119,7 +119,8 @@ struct Architecture {
   const char* gguf;    ///< general.architecture
   const char* models;  ///< for people
   std::array<std::span<const TensorRule>, 7> rules;
-  const char* defaults = "{}";    ///< JSON: what config.json may leave out
+  const char* defaults = "{}";         ///< JSON: what config.json may leave out
+  const char* nested_defaults = "{}";  ///< likewise a text_config, of what config.json always has
   bool gguf_interleaves = false;  ///< GGUF has the two halves of each head's q and k rows interleaved (METHODS.md, 10)
   Biases biases = Biases::configured;
   Layers layers = Layers::alike;
@@ -130,6 +131,7 @@ struct Architecture {
   bool softcaps = false;             ///< attn_logit_softcapping; final_logit_softcapping
   bool query_scalar = false;         ///< scores are scaled by query_pre_attn_scalar^-1/2
   int gguf_wide_layers = 0;          ///< GGUF models of that many layers: query_pre_attn_scalar is hidden / heads
+  bool rope_interleaves = false;     ///< rotary pairs are neighbours
   bool two_ropes = false;            ///< sliding layers have a rotation of their own
   bool latent = false;               ///< latent attention
   const char* verified = kVerified;  ///< how, from safetensors

@@ -5,6 +5,7 @@
 
 #include "formats/core/error.h"
 #include "formats/layout/half.h"
+#include "formats/weights/grid_blocks.h"
 #include "formats/weights/low_bit_blocks.h"
 
 namespace kvcc {
@@ -23,6 +24,7 @@ constexpr BlockFormat kFormats[] = {
     {WeightType::q5_0, "Q5_0", 6, 32, 22},
     {WeightType::q5_1, "Q5_1", 7, 32, 24},
     {WeightType::q8_0, "Q8_0", 8, 32, 34},
+    {WeightType::q1_0, "Q1_0", 41, 128, 18},
     {WeightType::q2_k, "Q2_K", 10, 256, 84},
     {WeightType::q3_k, "Q3_K", 11, 256, 110},
     {WeightType::q4_k, "Q4_K", 12, 256, 144},
@@ -30,6 +32,13 @@ constexpr BlockFormat kFormats[] = {
     {WeightType::q6_k, "Q6_K", 14, 256, 210},
     {WeightType::tq1_0, "TQ1_0", 34, 256, 54},
     {WeightType::tq2_0, "TQ2_0", 35, 256, 66},
+    {WeightType::iq1_s, "IQ1_S", 19, 256, 50},
+    {WeightType::iq1_m, "IQ1_M", 29, 256, 56},
+    {WeightType::iq2_xxs, "IQ2_XXS", 16, 256, 66},
+    {WeightType::iq2_xs, "IQ2_XS", 17, 256, 74},
+    {WeightType::iq2_s, "IQ2_S", 22, 256, 82},
+    {WeightType::iq3_xxs, "IQ3_XXS", 18, 256, 98},
+    {WeightType::iq3_s, "IQ3_S", 21, 256, 110},
     {WeightType::iq4_nl, "IQ4_NL", 20, 32, 18},
     {WeightType::iq4_xs, "IQ4_XS", 23, 256, 136},
     {WeightType::mxfp4, "MXFP4", 39, 32, 17},
@@ -39,13 +48,12 @@ constexpr BlockFormat kFormats[] = {
     {WeightType::awq, "AWQ4", kNoGgml, 8, 4},
 };
 
-// The ggml types that kvcc does not read, so that a refusal can name them.
+// The ggml types that kvcc does not read, so that a refusal can name them: of activations, and integers.
 constexpr struct {
   uint32_t id;
   const char* name;
 } kOtherTypes[] = {
-    {9, "Q8_1"},   {15, "Q8_K"}, {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"}, {21, "IQ3_S"},
-    {22, "IQ2_S"}, {24, "I8"},   {25, "I16"},     {26, "I32"},    {27, "I64"},     {28, "F64"},   {29, "IQ1_M"},
+    {9, "Q8_1"}, {15, "Q8_K"}, {24, "I8"}, {25, "I16"}, {26, "I32"}, {27, "I64"}, {28, "F64"},
 };
 
 float half_at(const Byte* p) {
@@ -163,10 +171,17 @@ std::string ggml_type_name(uint32_t ggml_id) {
 
 std::string known_weight_types() {
   std::string text;
-  for (const BlockFormat& format : kFormats) {
-    if (format.ggml_id != kNoGgml) text += (text.empty() ? "" : ", ") + std::string(format.name);
-  }
+  for (const std::string& name : weight_types(true)) text += (text.empty() ? "" : ", ") + name;
   return text;
+}
+
+std::vector<std::string> weight_types(bool gguf) {
+  std::vector<std::string> names;
+  for (const BlockFormat& format : kFormats) {
+    const bool plain = format.type <= WeightType::bf16;
+    if (gguf ? format.ggml_id != kNoGgml : plain || format.ggml_id == kNoGgml) names.push_back(format.name);
+  }
+  return names;
 }
 
 const char* weight_type_name(WeightType type) { return block_format(type).name; }
@@ -195,6 +210,8 @@ void dequantize(WeightType type, std::span<const std::byte> bytes, std::span<flo
       return each_block(format, in, out, nibble_block<1, true>);
     case WeightType::q8_0:
       return each_block(format, in, out, q8_0_block);
+    case WeightType::q1_0:
+      return each_block(format, in, out, q1_0_block);
     case WeightType::q4_k:
       return each_block(format, in, out, q45_k_block<false>);
     case WeightType::q5_k:
@@ -209,6 +226,20 @@ void dequantize(WeightType type, std::span<const std::byte> bytes, std::span<flo
       return each_block(format, in, out, tq1_0_block);
     case WeightType::tq2_0:
       return each_block(format, in, out, tq2_0_block);
+    case WeightType::iq1_s:
+      return each_block(format, in, out, iq1_s_block);
+    case WeightType::iq1_m:
+      return each_block(format, in, out, iq1_m_block);
+    case WeightType::iq2_xxs:
+      return each_block(format, in, out, iq2_xxs_block);
+    case WeightType::iq2_xs:
+      return each_block(format, in, out, iq2_xs_block);
+    case WeightType::iq2_s:
+      return each_block(format, in, out, iq2_s_block);
+    case WeightType::iq3_xxs:
+      return each_block(format, in, out, iq3_xxs_block);
+    case WeightType::iq3_s:
+      return each_block(format, in, out, iq3_s_block);
     case WeightType::iq4_nl:
       return each_block(format, in, out, iq4_nl_block);
     case WeightType::iq4_xs:

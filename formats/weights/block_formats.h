@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "formats/weights/model_files.h"
 
@@ -22,8 +24,10 @@ const BlockFormat& block_format(WeightType type);
 const BlockFormat* block_format_of_ggml(uint32_t ggml_id);
 /// Name of any ggml type, also of those kvcc does not read; "number 77" when the number is unknown.
 std::string ggml_type_name(uint32_t ggml_id);
-/// "F32, F16, …": the types kvcc reads, for messages.
+/// "F32, F16, …": the types kvcc reads in GGUF files, for messages.
 std::string known_weight_types();
+/// Names of the types that files of the kind may have.
+std::vector<std::string> weight_types(bool gguf);
 
 /// Dequantises whole blocks. out.size() is a multiple of format.values; `in` need not be aligned and holds
 /// out.size() / values * bytes bytes. float32 arithmetic, one multiplication then one addition, never fused.

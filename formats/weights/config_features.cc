@@ -189,6 +189,7 @@ void read_features(const std::string& place, const Architecture& a, const json& 
       throw bad_input(place, "attn_logit_softcapping is set", "none in this architecture");
     }
   }
+  if (a.rope_interleaves) c.rope.kind = "interleaved";
   if (a.latent) {
     c.rope.kind = fields.boolean("rope_interleave", true) ? "interleaved" : "half-split";
     const json scaling = c.rope.scaling_json.empty() ? json::object() : parse_json<json>(c.rope.scaling_json, place);

@@ -5,6 +5,7 @@
 #include "formats/weights/architecture.h"
 #include "formats/weights/config.h"
 #include "formats/weights/config_fields.h"
+#include "formats/weights/wrappers.h"
 
 namespace kvcc {
 namespace {
@@ -113,14 +114,23 @@ int64_t feed_forward(const Fields& fields) {
 
 }  // namespace
 
-DecoderConfig config_from_json(const std::string& path) {
-  const json file = read_json<json>(path, kMostConfig);
+DecoderConfig config_from_json(const std::string& file_path) {
+  json file = read_json<json>(file_path, kMostConfig);
   DecoderConfig config;
-  const Architecture& architecture = find_architecture(Fields(path, file).text("model_type", ""), path);
+  std::string path = file_path;
+  config.architecture = Fields(path, file).text("model_type", "");
+  const Wrapper* wrapper = find_wrapper(config.architecture);
+  if (wrapper != nullptr) {
+    config.wrapper = wrapper->name;
+    file = text_config(*wrapper, file, path);
+    path += ": text_config";
+    config.architecture = Fields(path, file).text("model_type", "");
+  }
+  const Architecture& architecture = find_architecture(config.architecture, path);
   json root = parse_json<json>(architecture.defaults, architecture.name);
+  if (wrapper != nullptr) root.update(parse_json<json>(architecture.nested_defaults, architecture.name));
   for (const auto& [key, value] : file.items()) root[key] = value;
   const Fields fields(path, root);
-  config.architecture = architecture.name;
   config.hidden = fields.integer("hidden_size");
   config.layers = fields.integer("num_hidden_layers");
   config.query_heads = fields.integer("num_attention_heads");

@@ -44,6 +44,7 @@ struct LatentConfig {
 /// "null" in config.json counts as absent.
 struct DecoderConfig {
   std::string architecture;  ///< model_type of config.json: "llama"; unknown ones are refused by name
+  std::string wrapper;       ///< model_type where `architecture` is of its text_config (wrappers.h); else ""
   int64_t hidden = 0, layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0, feed_forward = 0, vocab = 0;
   int64_t value_head_dim = 0;  ///< of what is cached: head_dim but under latent attention
   double norm_epsilon = 1e-5;

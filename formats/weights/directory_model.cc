@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -11,6 +13,7 @@
 #include "formats/weights/model_sources.h"
 #include "formats/weights/packed_tensors.h"
 #include "formats/weights/safetensors_file.h"
+#include "formats/weights/wrappers.h"
 
 namespace kvcc {
 namespace {
@@ -89,23 +92,23 @@ std::vector<SafetensorsFile> open_shards(const std::string& folder) {
   return files;
 }
 
+/// A tensor and the file that has it.
+struct Located {
+  const SafetensorsFile* file;
+  const SafeTensor* tensor;
+};
+
 class SafetensorsSource : public TensorSource {
  public:
-  /// `packed` points into `files`.
-  SafetensorsSource(std::vector<SafetensorsFile> files, const std::vector<ExpectedTensor>& expected,
-                    std::map<std::string, PackedTensor> packed)
-      : files_(std::move(files)), packed_(std::move(packed)) {
-    std::set<std::string> needed;
-    for (const ExpectedTensor& want : expected) {
-      if (!packed_.contains(want.hf)) needed.insert(want.hf);
-    }
+  /// `parts`, by the decoder's names, and `packed` point into `files`.
+  SafetensorsSource(std::vector<SafetensorsFile> files, std::map<std::string, Located> parts,
+                    const std::vector<ExpectedTensor>& expected, std::map<std::string, PackedTensor> packed)
+      : files_(std::move(files)), packed_(std::move(packed)), parts_(std::move(parts)) {
     for (const auto& [name, tensor] : packed_) infos_.push_back({name, tensor.shape, tensor.type});
-    for (const SafetensorsFile& file : files_) {
-      for (const SafeTensor& tensor : file.tensors()) {
-        if (!needed.count(tensor.name)) continue;
-        infos_.push_back({tensor.name, tensor.shape, *tensor.type});
-        parts_[tensor.name] = {&file, &tensor};
-      }
+    for (const ExpectedTensor& want : expected) {
+      if (packed_.contains(want.hf)) continue;
+      const SafeTensor& tensor = *part(want.hf).tensor;
+      infos_.push_back({want.hf, tensor.shape, *tensor.type});
     }
     std::sort(infos_.begin(), infos_.end(), [](auto& a, auto& b) { return name_less(a.name, b.name); });
   }
@@ -142,11 +145,7 @@ class SafetensorsSource : public TensorSource {
   }
 
  private:
-  struct Part {
-    const SafetensorsFile* file;
-    const SafeTensor* tensor;
-  };
-  const Part& part(const std::string& name) const {
+  const Located& part(const std::string& name) const {
     const auto it = parts_.find(name);
     if (it == parts_.end()) throw bad_input(folder(), "no tensor " + name);
     return it->second;
@@ -155,8 +154,8 @@ class SafetensorsSource : public TensorSource {
 
   std::vector<SafetensorsFile> files_;
   std::map<std::string, PackedTensor> packed_;
+  std::map<std::string, Located> parts_;
   std::vector<TensorInfo> infos_;
-  std::map<std::string, Part> parts_;
 };
 
 }  // namespace
@@ -170,38 +169,55 @@ ModelFiles open_directory_model(const std::string& path) {
   files.path = path;
   files.config = config_from_json(config_path);
   std::vector<SafetensorsFile> shards = open_shards(path);
-  std::map<std::string, std::string> seen;
+  std::map<std::string, Located> parts;
   std::map<std::string, const SafeTensor*> tensors;
+  int64_t images = 0;
   for (const SafetensorsFile& shard : shards) {
     files.weight_files.push_back(shard.path());
     for (const SafeTensor& tensor : shard.tensors()) {
-      if (!seen.emplace(tensor.name, shard.path()).second) {
-        throw bad_input(shard.path() + ": tensor " + tensor.name, "it is in " + seen[tensor.name] + " too");
+      const std::string name = files.config.wrapper.empty() ? tensor.name : text_tensor(tensor.name);
+      if (name.empty()) {
+        ++images;
+        continue;
       }
-      tensors[tensor.name] = &tensor;
+      const auto [it, added] = parts.emplace(name, Located{&shard, &tensor});
+      if (!added) {
+        throw bad_input(shard.path() + ": tensor " + tensor.name, "it is in " + it->second.file->path() + " too");
+      }
+      tensors[name] = &tensor;
     }
+  }
+  if (!files.config.wrapper.empty()) {
+    files.left_out = fmt::format("the text decoder ({}) of {}; {} tensors of images are left out",
+                                 files.config.architecture, files.config.wrapper, images);
+    // What its configuration says of the head is not what the files hold in all of them (transformers looks as well).
+    if (tensors.contains("lm_head.weight")) files.config.tied_embeddings = false;
   }
   const Architecture& architecture = find_architecture(files.config.architecture, config_path);
   const std::vector<ExpectedTensor> expected = expected_tensors(architecture, files.config);
   std::map<std::string, PackedTensor> packed = find_packed(path, read_packing(config_path), expected, tensors);
-  std::set<const SafeTensor*> parts;
+  std::set<const SafeTensor*> in_packed;
   std::vector<FoundTensor> found;
   for (const auto& [name, tensor] : packed) {
-    parts.insert({tensor.values, tensor.scales, tensor.zeros, tensor.order});
+    in_packed.insert({tensor.values, tensor.scales, tensor.zeros, tensor.order});
     found.push_back({name, tensor.shape, ""});
   }
   for (const auto& [name, tensor] : tensors) {
-    if (parts.contains(tensor)) continue;
+    if (in_packed.contains(tensor)) continue;
     const std::string bad = tensor->type ? "" : tensor->dtype + " (kvcc reads F32, F16 and BF16)";
     found.push_back({name, tensor->shape, bad});
   }
   check_tensors(path, architecture, files.config, expected, false, found);
-  files.tensors = std::make_unique<SafetensorsSource>(std::move(shards), expected, std::move(packed));
+  files.tensors = std::make_unique<SafetensorsSource>(std::move(shards), std::move(parts), expected, std::move(packed));
 
   TokenizerSource& tokenizer = files.tokenizer;
   const std::string json_path = below(path, "tokenizer.json"), settings = below(path, "tokenizer_config.json");
   tokenizer.place = path;
+  const std::string sentencepiece = below(path, "tokenizer.model"), added = below(path, "added_tokens.json");
   if (is_file(json_path)) tokenizer.json_path = tokenizer.place = json_path;
+  if (is_file(sentencepiece)) tokenizer.sentencepiece_path = sentencepiece;
+  if (tokenizer.json_path.empty() && is_file(sentencepiece)) tokenizer.place = sentencepiece;
+  if (is_file(added)) tokenizer.added_json_path = added;
   if (is_file(settings)) tokenizer.config_json_path = settings;
   tokenizer.bos_id = files.config.bos_id;
   tokenizer.eos_id = files.config.eos_id;

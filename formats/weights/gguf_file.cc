@@ -322,4 +322,12 @@ std::vector<int64_t> GgufFile::integers(const std::string& key) const {
   throw wrong_type(*this, key, "an array of integers");
 }
 
+std::vector<double> GgufFile::numbers(const std::string& key) const {
+  const GgufValue* v = value(key);
+  if (!v) return {};
+  if (const auto* list = std::get_if<std::vector<double>>(v)) return *list;
+  if (const auto* list = std::get_if<std::vector<int64_t>>(v)) return {list->begin(), list->end()};
+  throw wrong_type(*this, key, "an array of numbers");
+}
+
 }  // namespace kvcc

@@ -53,6 +53,7 @@ class GgufFile {
   std::optional<std::string> text(const std::string& key) const;
   std::vector<std::string> texts(const std::string& key) const;  ///< empty when absent
   std::vector<int64_t> integers(const std::string& key) const;   ///< empty when absent
+  std::vector<double> numbers(const std::string& key) const;     ///< empty when absent; integers are widened
 
  private:
   MappedFile map_;

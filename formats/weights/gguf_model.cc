@@ -133,7 +133,15 @@ TokenizerSource tokenizer_source(const GgufFile& file) {
   for (const int64_t type : file.integers("tokenizer.ggml.token_type")) {
     source.gguf_token_types.push_back(static_cast<int32_t>(std::clamp<int64_t>(type, 0, INT32_MAX)));
   }
-  if (const auto add = file.boolean("tokenizer.ggml.add_bos_token")) source.gguf_add_bos = *add ? 1 : 0;
+  source.gguf_scores = file.numbers("tokenizer.ggml.scores");
+  for (const int64_t byte : file.integers("tokenizer.ggml.precompiled_charsmap")) {
+    source.gguf_charsmap += static_cast<char>(byte);
+  }
+  const auto flag = [&](const char* key) -> int64_t { return file.boolean(key).value_or(false); };
+  const auto three = [&](const char* key) { return file.value(key) ? flag(key) : -1; };
+  source.gguf_add_bos = three("tokenizer.ggml.add_bos_token");
+  source.gguf_space_prefix = three("tokenizer.ggml.add_space_prefix");
+  source.gguf_removes_spaces = three("tokenizer.ggml.remove_extra_whitespaces");
   source.bos_id = file.integer("tokenizer.ggml.bos_token_id").value_or(-1);
   source.eos_id = file.integer("tokenizer.ggml.eos_token_id").value_or(-1);
   source.place = file.path();

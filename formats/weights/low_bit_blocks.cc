@@ -36,6 +36,11 @@ int two_bits(const BlockByte* in, int value) {
 
 }  // namespace
 
+void q1_0_block(const BlockByte* in, float* out) {
+  const float d = half_at(in);
+  for (int i = 0; i < 128; ++i) out[i] = (in[2 + i / 8] >> (i % 8)) & 1 ? d : -d;
+}
+
 void q2_k_block(const BlockByte* in, float* out) {
   const BlockByte *scales = in, *levels = in + 16;
   const float d = half_at(in + 80), dmin = half_at(in + 82);

@@ -6,6 +6,7 @@ namespace kvcc {
 
 using BlockByte = unsigned char;
 
+void q1_0_block(const BlockByte* in, float* out);    ///< 128, signs alone
 void q2_k_block(const BlockByte* in, float* out);    ///< 256 values
 void q3_k_block(const BlockByte* in, float* out);    ///< 256
 void tq1_0_block(const BlockByte* in, float* out);   ///< 256, ternary: five values a byte

@@ -23,6 +23,7 @@ enum class WeightType : uint8_t {
   q5_0,
   q5_1,
   q8_0,
+  q1_0,
   q2_k,
   q3_k,
   q4_k,
@@ -30,6 +31,13 @@ enum class WeightType : uint8_t {
   q6_k,
   tq1_0,
   tq2_0,
+  iq1_s,
+  iq1_m,
+  iq2_xxs,
+  iq2_xs,
+  iq2_s,
+  iq3_xxs,
+  iq3_s,
   iq4_nl,
   iq4_xs,
   mxfp4,
@@ -62,15 +70,20 @@ class TensorSource {
   virtual void check_unchanged(bool name_too) const = 0;
 };
 
-/// What a tokenizer is made from: one of the two is filled.
+/// What a tokenizer is made from: the files of a directory, or GGUF metadata. Of two files tokenizer.json counts.
 struct TokenizerSource {
-  std::string json_path;         ///< tokenizer.json of a Hugging Face directory
-  std::string config_json_path;  ///< tokenizer_config.json, may be ""
+  std::string json_path;           ///< tokenizer.json of a Hugging Face directory, may be ""
+  std::string sentencepiece_path;  ///< tokenizer.model, may be ""
+  std::string config_json_path;    ///< tokenizer_config.json, may be ""
+  std::string added_json_path;     ///< added_tokens.json, may be ""
   // GGUF metadata
   std::string gguf_model, gguf_pre;  ///< tokenizer.ggml.model ("gpt2"), tokenizer.ggml.pre ("smollm")
   std::vector<std::string> gguf_tokens, gguf_merges;
   std::vector<int32_t> gguf_token_types;
-  int64_t gguf_add_bos = -1;  ///< tokenizer.ggml.add_bos_token: 0, 1, or -1 absent
+  std::vector<double> gguf_scores;                           ///< tokenizer.ggml.scores
+  std::string gguf_charsmap;                                 ///< tokenizer.ggml.precompiled_charsmap
+  int64_t gguf_space_prefix = -1, gguf_removes_spaces = -1;  ///< add_space_prefix, remove_extra_whitespaces: as below
+  int64_t gguf_add_bos = -1;                                 ///< tokenizer.ggml.add_bos_token: 0, 1, or -1 absent
   int64_t bos_id = -1, eos_id = -1;
   std::string place;  ///< for errors: the file
 };
@@ -82,6 +95,7 @@ struct ModelFiles {
   TokenizerSource tokenizer;
   std::string dtype;  ///< most frequent weight type by elements, e.g. "Q4_1"
   std::vector<std::string> weight_files;
+  std::string left_out;  ///< what of the files is not used, for people; "" when all is
 };
 
 /// Opens `path` (a .gguf file or a directory). Checks every tensor's bounds against its file, and that the tensors the

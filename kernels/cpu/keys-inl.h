@@ -42,6 +42,17 @@ struct alignas(64) KeyScratch {
   float scaled[kMaxQueries * kMaxHeadDim];         ///< queries in units of the keys' channels and the scores'
   float back[kMaxHeadDim];                         ///< what a unit of the key is worth, by channel
 #endif
+  // What of the above is there already: blocks of a call share its tables, and a thread's blocks follow one another on
+  // a head, so that its constants are made once and not for each part of the context.
+  struct {
+    int32_t head = -1;               ///< of scale, zero, outliers, shorts, constants and back
+    bool short_head = false;         ///< that head is read in i16
+    float level_unit = 1;            ///< of that head
+    const void* query = nullptr;     ///< first of the rows in `query`
+    const void* prepared = nullptr;  ///< first of the rows in `scaled`
+    float score_unit[kMaxQueries] = {};
+    bool turns = false, short_turns = false;
+  } kept;
 };
 
 /// What is fixed over a block's tiles.
@@ -73,19 +84,14 @@ class Keys {
               config.rope(),
               work.queries,
               config.key().axis() == KVCC_AXIS_TOKEN};
-    for (int64_t i = 0; i < int64_t{work.queries} * d; ++i) {
-      s_.query[i] = load_element(config.dtype(), query, i) * multiplier;
-    }
-    if (work.page < work.page_end) {
-#if KVCC_CPU_I16
-      shorts_ = tables.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && !shape_.by_token && fill_shorts();
-#endif
-      if (!shorts_) {
-        fill_turns();
-        if (!shape_.by_token) fill_scales();
+    if (s_.kept.query != query) {
+      for (int64_t i = 0; i < int64_t{work.queries} * d; ++i) {
+        s_.query[i] = load_element(config.dtype(), query, i) * multiplier;
       }
-      if (sparse_ && !shape_.by_token) s_.outliers.set_channels(cache, work.head, d, level_unit_);
+      s_.kept.query = query;
+      s_.kept.prepared = nullptr;
     }
+    if (work.page < work.page_end) prepare();
   }
 
   /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
@@ -146,6 +152,40 @@ class Keys {
   }
 
  private:
+  /// Constants of the head, the tables' turns and the queries, unless the scratch has them.
+  void prepare() {
+    auto& kept = s_.kept;
+    if (kept.head != work_.head) {
+      kept.short_head = false;
+      kept.level_unit = 1;
+      kept.prepared = nullptr;
+#if KVCC_CPU_I16
+      kept.short_head =
+          tables_.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && !shape_.by_token && fill_shorts(kept.level_unit);
+#endif
+      if (!kept.short_head && !shape_.by_token) fill_scales();
+      if (sparse_ && !shape_.by_token) {
+        s_.outliers.set_channels(cache_, work_.head, shape_.head_dim, kept.level_unit);
+      }
+      kept.head = work_.head;
+    }
+    shorts_ = kept.short_head;
+    level_unit_ = kept.level_unit;
+    bool& turns = shorts_ ? kept.short_turns : kept.turns;
+    if (!turns) {
+#if KVCC_CPU_I16
+      if (shorts_) fill_short_turns();
+#endif
+      if (!shorts_) fill_turns();
+      turns = true;
+    }
+#if KVCC_CPU_I16
+    if (shorts_ && kept.prepared != kept.query) {
+      prepare_short_queries();
+      kept.prepared = kept.query;
+    }
+#endif
+  }
   /// Null: the head is read in f32.
   const int16_t* shorts_levels() const {
 #if KVCC_CPU_I16
@@ -288,53 +328,65 @@ class Keys {
 
 #if KVCC_CPU_I16
   /// 16-bit constants; false where they do not serve.
-  bool fill_shorts() {
-    if (!make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_)) return false;
+  bool fill_shorts(float& level_unit) {
+    if (!make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit)) return false;
     const int d = shape_.head_dim, half = shape_.rotary / 2;
     const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+    HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim], back[kMaxHeadDim];
+    const float* HWY_RESTRICT scales = cache_.scale + static_cast<ptrdiff_t>(work_.head) * d;
+    const float* HWY_RESTRICT zeros = cache_.zero + static_cast<ptrdiff_t>(work_.head) * d;
+    const float widest = level_unit * 32767.0f;
+    bool small = true;
     for (int c = 0; c < d; ++c) {  // what channels can hold, outliers included
-      s_.back[c] = level_unit_ * 32767.0f * scale_of(c) + std::fabs(zero_of(c));
-      if (!(s_.back[c] < 1e30f)) {
-        level_unit_ = 1;
-        return false;
-      }
+      scale[c] = read_scale(scales[c]);
+      zero[c] = zeros[c];
+      back[c] = widest * scale[c] + std::fabs(zero[c]);
+      small &= back[c] < 1e30f;
+    }
+    if (!small) {
+      level_unit = 1;
+      return false;
     }
     for (int i = 0; i < half; ++i) {  // rotary pairs share a unit
-      float &a = s_.back[pairs ? 2 * i : i], &b = s_.back[pairs ? 2 * i + 1 : i + half];
+      float &a = back[pairs ? 2 * i : i], &b = back[pairs ? 2 * i + 1 : i + half];
       a = b = std::max(a, b);
     }
-    HWY_ALIGN float scale[kMaxHeadDim], zero[kMaxHeadDim];
+    const float level = level_unit * 32768.0f;
     for (int c = 0; c < d; ++c) {
-      const float inverse = 0.69f * 32767.0f / std::max(s_.back[c], 1e-30f);
-      scale[c] = scale_of(c) * level_unit_ * 32768.0f * inverse;
-      zero[c] = zero_of(c) * inverse;
+      const float inverse = 0.69f * 32767.0f / std::max(back[c], 1e-30f);
+      scale[c] *= level * inverse;
+      zero[c] *= inverse;
       s_.back[c] = (c < 2 * half ? 32768.0f / 32767.0f : 1.0f) / inverse;
     }
     spread_shorts(scale, d, s_.constants, 64);
     spread_shorts(zero, d, s_.constants + 32, 64);
-    if (half > 0) {
-      const ptrdiff_t first = ptrdiff_t{cache_.sink % KVCC_ROPE_BLOCK} * half;
-      fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.turns);
-      fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.turns + 32);
-    }
-    prepare_short_queries(work_.page + cache_.sink / KVCC_ROPE_BLOCK);
     return true;
   }
+  void fill_short_turns() {
+    const int half = shape_.rotary / 2;
+    if (half == 0) return;
+    const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
+    const ptrdiff_t first = ptrdiff_t{cache_.sink % KVCC_ROPE_BLOCK} * half;
+    HWY_NAMESPACE::fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.turns);
+    HWY_NAMESPACE::fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.turns + 32);
+  }
   /// Queries in units of the keys' channels, and the part of them that is not turned.
-  void prepare_short_queries(int32_t block) {
+  void prepare_short_queries() {
     const int d = shape_.head_dim, rotary = shape_.rotary;
     const bool pairs = shape_.rope == KVCC_ROPE_INTERLEAVED;
-    float factor = 1;
+    float square = 1;  // of what the tables multiply by: the same at every position but for rounding
     for (int i = 0; i < rotary / 2; ++i) {
-      const int64_t at = int64_t{block} * (rotary / 2) + i;
-      factor = std::max(factor, 1.001f * std::hypot(rope_.base_cosine[at], rope_.base_sine[at]));
+      const float c = rope_.base_cosine[i], s = rope_.base_sine[i];
+      square = std::max(square, c * c + s * s);
     }
+    const float factor = 1.001f * std::sqrt(square);
     auto* const to = reinterpret_cast<int16_t*>(s_.spread);
     for (int g = 0; g < work_.queries; ++g) {
       float* q = s_.scaled + g * d;
       for (int c = 0; c < d; ++c) q[c] = s_.query[g * d + c] * s_.back[c];
-      score_unit_[g] = short_query_unit(q, d, rotary, pairs, factor);
-      for (int c = 0; c < d; ++c) q[c] /= score_unit_[g];
+      const float unit = s_.kept.score_unit[g] = short_query_unit(q, d, rotary, pairs, factor);
+      const float inverse = 1.0f / unit;
+      for (int c = 0; c < d; ++c) q[c] *= inverse;
       HWY_NAMESPACE::spread_shorts(q + rotary, d - rotary, to + (rotary / 8 * work_.queries + g) * 32,
                                    32 * work_.queries);
     }
@@ -351,7 +403,7 @@ class Keys {
   void score_shorts(const int16_t* levels, float* scores) const {
     const ShortKeys k{levels,        s_.constants,  s_.turns,    reinterpret_cast<const int16_t*>(s_.spread),
                       shape_.octets, shape_.rotary, shape_.rope, work_.queries};
-    score_shorts_all(k, score_unit_, scores);
+    score_shorts_all(k, s_.kept.score_unit, scores);
   }
 #endif
 
@@ -369,7 +421,6 @@ class Keys {
   int records_ = 0;                       ///< of the last tile
   int32_t block_ = 0;                     ///< of the page under way
   float level_unit_ = 1;
-  float score_unit_[kMaxQueries] = {};
 };
 
 }  // namespace kvcc::cpu::HWY_NAMESPACE

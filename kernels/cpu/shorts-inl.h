@@ -95,20 +95,40 @@ HWY_INLINE void spread_shorts(const float* HWY_RESTRICT from, int channels, int1
 
 /// Unit of a query in 16 bits, wherever it is turned: what a lane adds up must not overflow. `query` in units of the
 /// keys' channels; factor: of the rotary tables.
-HWY_INLINE float short_query_unit(const float* query, int head_dim, int rotary, bool pairs, float factor) {
-  float lane[4] = {}, most = 0, all = 0;
+HWY_INLINE float short_query_unit(const float* HWY_RESTRICT query, int head_dim, int rotary, bool pairs, float factor) {
   const int half = rotary / 2;
-  for (int i = 0; i < half; ++i) {
-    const float x = query[pairs ? 2 * i : i], y = query[pairs ? 2 * i + 1 : i + half];
-    const float radius = factor * std::sqrt(x * x + y * y);
-    lane[pairs ? i % 4 : i % 8 / 2] += 1.4143f * radius;
-    most = std::max(most, radius);
-    all += radius;
+  const __m512i even_odd = _mm512_set_epi32(15, 13, 11, 9, 7, 5, 3, 1, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m256 no_sign = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+  __m256 turned = _mm256_setzero_ps(), rest = turned, greatest = turned;
+  for (int i = 0; i < half; i += 8) {
+    __m256 x, y;
+    if (pairs) {
+      const __m512 both = _mm512_permutexvar_ps(even_odd, _mm512_loadu_ps(query + 2 * i));
+      x = _mm512_castps512_ps256(both), y = _mm512_extractf32x8_ps(both, 1);
+    } else {
+      x = _mm256_loadu_ps(query + i), y = _mm256_loadu_ps(query + half + i);
+    }
+    const __m256 radius = _mm256_sqrt_ps(_mm256_fmadd_ps(x, x, _mm256_mul_ps(y, y)));
+    turned = _mm256_add_ps(turned, radius);
+    greatest = _mm256_max_ps(greatest, radius);
   }
-  for (int c = rotary; c < head_dim; ++c) {
-    lane[c % 8 / 2] += std::fabs(query[c]);
-    most = std::max(most, std::fabs(query[c]));
-    all += std::fabs(query[c]);
+  turned = _mm256_mul_ps(turned, _mm256_set1_ps(factor));
+  greatest = _mm256_mul_ps(greatest, _mm256_set1_ps(factor));
+  for (int c = rotary; c < head_dim; c += 8) {
+    const __m256 size = _mm256_and_ps(_mm256_loadu_ps(query + c), no_sign);
+    rest = _mm256_add_ps(rest, size);
+    greatest = _mm256_max_ps(greatest, size);
+  }
+  alignas(32) float by_eight[8], others[8], most_of[8];
+  _mm256_store_ps(by_eight, turned);
+  _mm256_store_ps(others, rest);
+  _mm256_store_ps(most_of, greatest);
+  float lane[4] = {}, most = 0, all = 0;
+  for (int i = 0; i < 8; ++i) {
+    lane[pairs ? i % 4 : i / 2] += 1.4143f * by_eight[i];
+    lane[i / 2] += others[i];
+    most = std::max(most, most_of[i]);
+    all += by_eight[i] + others[i];
   }
   for (const float sum : lane) most = std::max(most, sum * (32767.0f / kMostFactors));
   if (!(all < 1e30f)) return all - all;  // NaN: the scores are

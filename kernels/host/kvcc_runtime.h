@@ -103,8 +103,10 @@ KVCC_API int kvcc_append_attend(KvccSequence* sequence, int32_t layer, const flo
                                 const float* query, int64_t count, float multiplier, int64_t window, float* out);
 
 /* Query heads [count, Hq, D] before RoPE, turned in place to positions first, first + 1, …, as kvcc_attend wants them.
- * With rotary_dim 0 they stay as they are. */
+ * With rotary_dim 0 they stay as they are. KVCC_USAGE for a model of which not all layers rotate alike. */
 KVCC_API int kvcc_rotate(const KvccSequence* sequence, float* query, int64_t first, int64_t count);
+/* The same as a layer has it. */
+KVCC_API int kvcc_rotate_layer(const KvccSequence* sequence, int32_t layer, float* query, int64_t first, int64_t count);
 
 /* Tokens [first, first + count) of a layer as the cache gives them back: key (before RoPE) [count, H, D], value
  * [count, H, Dv], f32; either may be null. */

@@ -210,7 +210,16 @@ int kvcc_rotate(const KvccSequence* sequence, float* query, int64_t first, int64
   return guarded([&] {
     const auto& s = of(sequence);
     want(query, count, "query");
-    s.rotate(query, first, count);
+    s.rotate(-1, query, first, count);
+  });
+}
+
+int kvcc_rotate_layer(const KvccSequence* sequence, int32_t layer, float* query, int64_t first, int64_t count) {
+  return guarded([&] {
+    const auto& s = of(sequence);
+    want(query, count, "query");
+    if (layer < 0) throw Error(ErrorKind::usage, "layer", std::to_string(layer), "0 or above");
+    s.rotate(layer, query, first, count);
   });
 }
 

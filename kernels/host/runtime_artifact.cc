@@ -36,7 +36,7 @@ class Reader {
     out_.content_sha256 = fields_.digest("content_sha256");
     read_scheme();
     read_model();
-    check_layer_index();
+    read_layer_index();
     read_tensor(out_.scheme.key, mma::Tensor::key, out_.shape.head_dim, out_.key);
     read_tensor(out_.scheme.value, mma::Tensor::value, out_.shape.value_head_dim, out_.value);
     return std::make_shared<const RuntimeArtifact>(std::move(out_));
@@ -101,7 +101,7 @@ class Reader {
     }
   }
 
-  void check_layer_index() {
+  void read_layer_index() {
     const SafeTensor& index = fields_.tensor("layer_index", "U16", {out_.shape.layers});
     std::vector<uint16_t> layers(index.bytes.size() / 2);
     std::copy_n(reinterpret_cast<const uint8_t*>(index.bytes.data()), index.bytes.size(),
@@ -109,6 +109,7 @@ class Reader {
     if (std::adjacent_find(layers.begin(), layers.end(), std::greater_equal<>()) != layers.end()) {
       throw fields_.wrong("layer_index", "not ascending", "numbers of the model's layers in order");
     }
+    out_.layer_index.assign(layers.begin(), layers.end());
   }
 
   void read_tensor(const TensorScheme& scheme, mma::Tensor which, int head_dim, PackedTensor& t) {

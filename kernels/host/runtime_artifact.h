@@ -43,6 +43,7 @@ struct RuntimeArtifact {
   Scheme scheme;
   CacheShape shape;
   RopeInfo rope;
+  std::vector<int> layer_index;  ///< [layers] the model's numbers of the layers
   int rotary_dim = 0;  ///< channels of keys that the cache turns; 0: none, also when keys are taken after RoPE
   PackedTensor key, value;
 };

@@ -62,9 +62,9 @@ KvccAttentionParams RuntimeSequence::attention_params(int layer, const Attention
   KvccAttentionParams p{};
   p.key = layers_[layer].key.view(&a.tokens);
   p.value = layers_[layer].value.view(&a.tokens);
-  if (artifact_->rotary_dim > 0) {
-    p.rope = {rope_.base_cosine.data(), rope_.base_sine.data(), rope_.relative_cosine.data(),
-              rope_.relative_sine.data()};
+  if (const BlockRopeTables* rope = tables_of(layer)) {
+    p.rope = {rope->base_cosine.data(), rope->base_sine.data(), rope->relative_cosine.data(),
+              rope->relative_sine.data()};
   }
   p.query = a.query;
   p.partial = partial;
@@ -84,8 +84,9 @@ void RuntimeSequence::attend_shared(int layer, const Attention& a) {
   const KvccGrid grid = kvcc_grid_mma_attention(&p);
   const uint32_t blocks = grid.x * grid.y;
   const int64_t elements = a.tokens * (columns(artifact_->key) + columns(artifact_->value));
-  threads_.run(blocks, elements < kSharedWork ? blocks : 1,
-               [&](int, uint32_t first, uint32_t last) { units_.run(KVCC_CPU_ATTENTION, &p, first, last); });
+  threads_.run(blocks, elements < kSharedWork ? blocks : 1, [&](int, uint32_t first, uint32_t last) {
+    units_.run(KVCC_CPU_ATTENTION, &p, first, last, tables_of(layer));
+  });
   if (p.splits > 1) units_.run(KVCC_CPU_ATTENTION_MERGE, &p, 0, kvcc_grid_mma_attention_merge(&p).x);
 }
 
@@ -113,7 +114,7 @@ void RuntimeSequence::attend_many(int layer, Attention first, int64_t count) {
       const KvccAttentionParams p =
           attention_params(layer, a, reinterpret_cast<float*>(partial_.data() + thread * each));
       const KvccGrid grid = kvcc_grid_mma_attention(&p);
-      units_.run(KVCC_CPU_ATTENTION, &p, 0, grid.x * grid.y);
+      units_.run(KVCC_CPU_ATTENTION, &p, 0, grid.x * grid.y, tables_of(layer));
       if (p.splits > 1) units_.run(KVCC_CPU_ATTENTION_MERGE, &p, 0, kvcc_grid_mma_attention_merge(&p).x);
     }
   });

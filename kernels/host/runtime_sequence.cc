@@ -7,6 +7,7 @@
 
 #include "formats/core/error.h"
 #include "formats/core/json.h"
+#include "formats/core/rope_layers.h"
 
 namespace kvcc::host {
 namespace {
@@ -34,21 +35,36 @@ RuntimeSequence::RuntimeSequence(std::shared_ptr<const RuntimeArtifact> artifact
   for (int l = 0; l < artifact_->shape.layers; ++l) {
     layers_.push_back({PagePool(*artifact_, artifact_->key, l), PagePool(*artifact_, artifact_->value, l)});
   }
-  const int64_t trained = trained_context(artifact_->rope);
+  find_rotations();
+  int64_t trained = 0;
+  for (const Rotation& rotation : rotations_) trained = std::max(trained, trained_context(rotation.rope));
   make_rope(max_tokens_ > 0 ? max_tokens_ : trained > 0 ? trained : kDefaultPositions);
 }
 
+void RuntimeSequence::find_rotations() {
+  if (artifact_->rotary_dim == 0) return;
+  const RopeLayers of_model = rope_layers(artifact_->rope);
+  for (const RopeInfo& rope : of_model.kinds) rotations_.push_back({rope});
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    int kind = of_model.kind(artifact_->layer_index[l]);
+    if (kind < 0) {  // the units turn all keys: by nothing
+      kind = static_cast<int>(of_model.kinds.size());
+      if (rotations_.size() == of_model.kinds.size()) rotations_.push_back({of_model.kinds[0], false});
+    }
+    layers_[l].rotation = kind;
+  }
+}
+
 void RuntimeSequence::make_rope(int64_t positions) {
-  if (artifact_->rotary_dim > 0) {
-    RopeInfo rope = artifact_->rope;
-    const int64_t trained = trained_context(rope);
+  for (Rotation& rotation : rotations_) {
+    const int64_t trained = trained_context(rotation.rope);
     // Dynamic scaling and LongRoPE turn by the length: stated, or reached. Until then the model is as it was trained.
     const bool longer = max_tokens_ > 0 || positions > trained;
-    RopeFrequencies frequencies = rope_frequencies(rope, {trained, trained > 0 && longer ? positions : 0});
+    RopeFrequencies frequencies{std::vector<float>(artifact_->rotary_dim / 2)};
+    if (rotation.turns) frequencies = rope_frequencies(rotation.rope, {trained, trained > 0 && longer ? positions : 0});
     BlockRopeTables tables = block_rope_tables(frequencies, positions);
-    frequencies_ = std::move(frequencies);
-    rope_ = std::move(tables);
-    units_.use(rope_);
+    rotation.frequencies = std::move(frequencies);
+    rotation.tables = std::move(tables);
   }
   positions_ = positions;
 }
@@ -58,7 +74,13 @@ void RuntimeSequence::check_layer(int layer) const {
   throw Error(ErrorKind::usage, "layer", std::to_string(layer), "0 to " + std::to_string(artifact_->shape.layers - 1));
 }
 
-void RuntimeSequence::rotate(float* query, int64_t first, int64_t count) const {
+void RuntimeSequence::rotate(int layer, float* query, int64_t first, int64_t count) const {
+  if (layer >= 0) check_layer(layer);
+  const auto other = [&](const Layer& l) { return l.rotation != layers_.front().rotation; };
+  if (layer < 0 && std::any_of(layers_.begin(), layers_.end(), other)) {
+    throw Error(ErrorKind::usage, "rotation", "one that differs from layer to layer", "a layer",
+                "kvcc_rotate_layer takes one");
+  }
   if (first < 0 || count < 0 || first > kMostTokens - count) {
     throw Error(ErrorKind::usage, "positions", std::to_string(count) + " from " + std::to_string(first),
                 "positions from 0 to " + std::to_string(kMostTokens - 1));
@@ -66,11 +88,13 @@ void RuntimeSequence::rotate(float* query, int64_t first, int64_t count) const {
   const int half = artifact_->rotary_dim / 2, dim = artifact_->shape.head_dim, heads = artifact_->shape.query_heads;
   const bool interleaved = artifact_->rope.kind == "interleaved";
   std::vector<float> cosine(half), sine(half);
+  const RopeFrequencies none,
+      &frequencies = rotations_.empty() ? none : rotations_[layers_[std::max(layer, 0)].rotation].frequencies;
   for (int64_t p = first; half > 0 && p < first + count; ++p) {
     for (int i = 0; i < half; ++i) {
-      const double angle = static_cast<double>(p) * frequencies_.inverse[i];
-      cosine[i] = static_cast<float>(std::cos(angle) * frequencies_.attention_factor);
-      sine[i] = static_cast<float>(std::sin(angle) * frequencies_.attention_factor);
+      const double angle = static_cast<double>(p) * frequencies.inverse[i];
+      cosine[i] = static_cast<float>(std::cos(angle) * frequencies.attention_factor);
+      sine[i] = static_cast<float>(std::sin(angle) * frequencies.attention_factor);
     }
     rotate_row(query, heads, dim, half, interleaved, cosine.data(), sine.data());
     query += static_cast<int64_t>(heads) * dim;

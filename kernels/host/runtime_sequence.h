@@ -36,7 +36,8 @@ class RuntimeSequence {
   void attend(int layer, const float* query, float multiplier, int64_t window, float* out);
   void append_attend(int layer, const float* key, const float* value, const float* query, int64_t count,
                      float multiplier, int64_t window, float* out);
-  void rotate(float* query, int64_t first, int64_t count) const;
+  /// As `layer` has it; -1: as all layers have it. Throws Error(usage) where they differ.
+  void rotate(int layer, float* query, int64_t first, int64_t count) const;
   void read(int layer, int64_t first, int64_t count, float* key, float* value);
 
   const RuntimeArtifact& artifact() const { return *artifact_; }
@@ -59,6 +60,14 @@ class RuntimeSequence {
   struct Layer {
     PagePool key, value;
     int64_t tokens = 0;
+    int rotation = 0;  ///< of rotations_
+  };
+  /// What layers that rotate alike share.
+  struct Rotation {
+    RopeInfo rope;
+    bool turns = true;
+    RopeFrequencies frequencies = {};
+    BlockRopeTables tables = {};
   };
   class Undo;
   /// Rows of both tensors, [count, H, D] and [count, H, Dv].
@@ -92,7 +101,11 @@ class RuntimeSequence {
   void attend_shared(int layer, const Attention& a);
   void attend_many(int layer, Attention first, int64_t count);
 
+  void find_rotations();
   void make_rope(int64_t positions);
+  const BlockRopeTables* tables_of(int layer) const {
+    return rotations_.empty() ? nullptr : &rotations_[layers_[layer].rotation].tables;
+  }
   int64_t columns(const PackedTensor& tensor) const { return int64_t{artifact_->shape.kv_heads} * tensor.head_dim; }
 
   std::shared_ptr<const RuntimeArtifact> artifact_;
@@ -102,8 +115,7 @@ class RuntimeSequence {
   std::vector<int32_t> tokens_;
 
   int64_t max_tokens_, positions_ = 0;  ///< positions_: of the rotary tables
-  RopeFrequencies frequencies_;
-  BlockRopeTables rope_;
+  std::vector<Rotation> rotations_;     ///< none: keys are not turned
 
   std::vector<uint32_t> selected_[2];
   std::vector<float> inliers_[2], rows_[2];

@@ -83,11 +83,6 @@ RuntimeUnits::RuntimeUnits(const RuntimeArtifact& artifact, const std::string& l
   if (!library.empty()) load(artifact, library);
 }
 
-void RuntimeUnits::use(const BlockRopeTables& rope) {
-  tables_.relative_cosine = rope.relative_cosine_f32.data();
-  tables_.relative_sine = rope.relative_sine_f32.data();
-}
-
 void RuntimeUnits::load(const RuntimeArtifact& artifact, const std::string& path) {
   // A name without a slash would be looked for in the system's folders.
   const std::string file = path.find('/') == std::string::npos ? "./" + path : path;
@@ -152,14 +147,20 @@ void RuntimeUnits::find(const RuntimeArtifact& artifact, const std::string& path
   }
 }
 
-void RuntimeUnits::run(int family, const void* params, uint32_t first, uint32_t last) const {
+void RuntimeUnits::run(int family, const void* params, uint32_t first, uint32_t last,
+                       const BlockRopeTables* rope) const {
   if (first >= last) return;
+  KvccCpuTables tables = tables_;
+  if (rope != nullptr) {
+    tables.relative_cosine = rope->relative_cosine_f32.data();
+    tables.relative_sine = rope->relative_sine_f32.data();
+  }
   // Only the built-in units have attention in double.
   if (handle_ == nullptr || (family == KVCC_CPU_ATTENTION && tables_.arithmetic == KVCC_ARITHMETIC_F64)) {
-    kvcc_cpu_run(family, &config_, params, &tables_, first, last);
+    kvcc_cpu_run(family, &config_, params, &tables, first, last);
     return;
   }
-  for (const KvccCpuUnit unit : units_[family]) unit(params, &tables_, first, last);
+  for (const KvccCpuUnit unit : units_[family]) unit(params, &tables, first, last);
 }
 
 }  // namespace kvcc::host

@@ -20,11 +20,9 @@ class RuntimeUnits {
   /// artifact, or without a unit that the artifact needs, naming it. `artifact` must outlive this.
   RuntimeUnits(const RuntimeArtifact& artifact, const std::string& library, int arithmetic);
 
-  /// Relative tables of `rope`, which must stay where they are until the next call.
-  void use(const BlockRopeTables& rope);
-
-  /// Blocks [first, last) of a family's grid, KVCC_CPU_…. From any thread.
-  void run(int family, const void* params, uint32_t first, uint32_t last) const;
+  /// Blocks [first, last) of a family's grid, KVCC_CPU_…. `rope`: tables of the families that turn keys, else null.
+  /// From any thread.
+  void run(int family, const void* params, uint32_t first, uint32_t last, const BlockRopeTables* rope = nullptr) const;
 
   int arithmetic() const { return tables_.arithmetic; }
 

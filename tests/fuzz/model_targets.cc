@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "calib/text/corpus.h"
+#include "calib/text/jinja/template.h"
 #include "calib/text/tokenizer.h"
 #include "formats/core/json.h"
 #include "formats/weights/config.h"
@@ -154,4 +155,21 @@ KVCC_FUZZ(text) {
     return all;
   }();
   for (const auto& tokenizer : tokenizers) encode(*tokenizer, input, true);
+}
+
+KVCC_FUZZ(chat_template) {
+  const auto messages = nlohmann::ordered_json::parse(
+      R"([{"role":"system","content":" Be brief. "},{"role":"user","content":"Grüße?"},{"role":"assistant","content":""}])");
+  const jinja::Template made(std::string(input), "template");
+  made.render({{"messages", messages}, {"tools", nullptr}, {"bos_token", "<s>"}, {"add_generation_prompt", false}});
+}
+
+KVCC_FUZZ(json_lines) {
+  DocumentsRequest request;
+  request.path = put_file("lines.jsonl", input);
+  request.chat = [](const nlohmann::ordered_json& messages, const nlohmann::ordered_json&) { return messages.dump(); };
+  Sha256 hash;
+  for (const std::string& text : read_documents(request, hash).texts) {
+    if (text.empty()) throw std::logic_error("a document without text");
+  }
 }

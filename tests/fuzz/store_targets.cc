@@ -12,6 +12,7 @@
 #include "formats/store/elf.h"
 #include "formats/store/kernels_manifest.h"
 #include "formats/store/tree.h"
+#include "formats/store/weights_file.h"
 #include "tests/formats/store/made.h"
 #include "tests/fuzz/targets.h"
 
@@ -43,6 +44,17 @@ KVCC_FUZZ(codebook) {
   const Tree tree = hdf5_to_tree(std::as_bytes(std::span(input)), "fuzz");
   const std::string image = tree_to_hdf5(tree);
   need(hdf5_to_tree(std::as_bytes(std::span(image)), "again") == tree, "a tree changes on its way");
+}
+
+/// Quantised weights: what is accepted can be written, and is then the same.
+KVCC_FUZZ(weights) {
+  const std::string path = put_file("fuzz.kvcw", input);
+  if (!validate_weights(path).empty()) return;
+  QuantisedWeights weights = read_weights(path);
+  const std::string again = put_file("again.kvcw", "");
+  AtomicFile file(again);
+  write_weights(file, again, weights);
+  need(read_weights(again).matrices == weights.matrices, "accepted weights change when they are written again");
 }
 
 KVCC_FUZZ(shard) {

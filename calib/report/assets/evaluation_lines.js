@@ -64,10 +64,11 @@ function attentionCard() {
   const list = shownRows().filter((row) => row.attention?.kl_by_layer);
   if (list.length === 0) return undefined;
   const kinds = [['kl_by_layer', 'KL of the weights'], ['relative_by_layer', 'Output, relative']];
+  const layersOf = (of) => of.attention.layers || of.attention.kl_by_layer.map((_, l) => l);
   let row = list[0], kind = kinds[0][0];
   const box = el('div');
   const draw = () => {
-    const values = row.attention[kind], heads = values[0].map((_, h) => h), layerNumbers = values.map((_, l) => l);
+    const values = row.attention[kind], heads = values[0].map((_, h) => h), layerNumbers = layersOf(row);
     const label = kinds.find(([id]) => id === kind)[1];
     box.replaceChildren(heatMap({
                           label: `${label} of ${rowName(row)}, by layer and query head`,
@@ -75,7 +76,7 @@ function attentionCard() {
                           heads,
                           value: (l, h) => values[l][h],
                           text: (l, h) => `${label} ${number(values[l][h])}`,
-                          name: (l, h) => `layer ${l}, query head ${h}`,
+                          name: (l, h) => `layer ${layerNumbers[l]}, query head ${h}`,
                           flagged: () => false,
                           log: true,
                           unit: number,
@@ -89,7 +90,7 @@ function attentionCard() {
       ...list.flatMap(
           (of) => of.attention.kl_by_layer.flatMap(
               (heads, l) =>
-                  heads.map((_, h) => [rowName(of), l, h, ...kinds.map(([id]) => of.attention[id]?.[l][h])])))];
+                  heads.map((_, h) => [rowName(of), layersOf(of)[l], h, ...kinds.map(([id]) => of.attention[id]?.[l][h])])))];
   return card(
       {
         id: 'attention',

@@ -16,7 +16,9 @@ struct MadeLayer {
   std::vector<float> key, key_grad, value, value_grad;
 
   LayerActivations view() const {
-    return {samples, seqlen, heads, dim, value_dim, key, key_grad, value, value_grad, 7};
+    std::vector<int64_t> starts;
+    for (int64_t s = 0; s <= samples; ++s) starts.push_back(s * seqlen);
+    return {starts, heads, dim, value_dim, key, key_grad, value, value_grad, 7};
   }
 };
 

@@ -219,3 +219,48 @@ def test_F51_non_ascii_paths(acts, tmp_path):
     shutil.copytree(acts, folder / "a.acts")
     result = fit_json(folder / "a.acts", folder / "new" / "x.kvcb", WIDTHS[:1])["results"][0]
     assert result["output"] == str(folder / "new" / "x.kvcb") and Path(result["output"]).exists()
+
+
+VECTORS = ["kvcc-1", "kvcc-2", "kvcc-3-head", "kvcc-2-channels"]
+
+
+def test_vector_codebooks_are_fitted_together_and_kept_to_their_budget(tmp_path):
+    """Files, accounting and predictions; 2 KV heads of 8 and 6 channels, so that transforms alone cost little."""
+    acts = make(tmp_path / "m.acts", 8, 96, 3)
+    document = fit_json(acts, tmp_path / "v", VECTORS, "--threads", 2)
+    results = {r["scheme"]: r for r in document["results"]}
+    assert results["kvcc-1"]["predicted_dnll_fitted"] > results["kvcc-2"]["predicted_dnll_fitted"] > 0
+    for name in VECTORS:
+        row = results[name]
+        path = tmp_path / f"v.{name}.kvcb"
+        assert row["held_out_samples"] == 1 and row["predicted_dnll_held_out"] > 0
+        budget = float(name.split("-")[1]) + 0.05
+        assert budget - 0.3 < row["effective_bits"] <= budget + 1e-9
+        subprocess.run([VALIDATE, path], check=True, capture_output=True)
+        with h5py.File(path) as f:
+            bits = sum(int(f[f"{t}/group_bits"][()].sum()) for t in ("key", "value"))
+            assert bits / (3 * 2 * 14) == pytest.approx(row["code_bits"])
+            assert f["provenance"].attrs["held_out"] == 1
+            held = sum(float(f[f"{t}/stats/predicted_held_out"][()].sum()) for t in ("key", "value"))
+            assert held == pytest.approx(row["predicted_dnll_held_out"], rel=1e-5)
+            assert "key/codebook" not in f and f["key/stats/fisher"].shape == (3, 2, 8)
+            # The inverse undoes the transform, and a group's coordinates tile the unit.
+            forward, inverse = f["rotation/key/forward"][()], f["rotation/key/inverse"][()]
+            np.testing.assert_allclose(inverse @ forward, np.broadcast_to(np.eye(forward.shape[-1]), forward.shape), atol=2e-3)
+            assert (f["key/group_width"][()].sum(-1) == forward.shape[-1]).all()
+    one = fit_json(acts, tmp_path / "one.kvcb", ["kvcc-2"], "--threads", 1)["results"][0]  # F41
+    assert (tmp_path / "one.kvcb").read_bytes() == (tmp_path / "v.kvcc-2.kvcb").read_bytes()
+    assert one["content_sha256"] == results["kvcc-2"]["content_sha256"]
+
+
+def test_budget_and_held_out_are_options(tmp_path):
+    acts = make(tmp_path / "m.acts", 3, 64, 1)
+    row = fit_json(acts, tmp_path / "a.kvcb", ["kvcc-2"], "--budget", 1.25, "--held-out", 0)["results"][0]
+    assert "budget=1.25" in row["scheme_text"] and row["effective_bits"] <= 1.25
+    assert row["held_out_samples"] == 0 and row["predicted_dnll_held_out"] is None
+    refused = fit(acts, tmp_path / "b.kvcb", ["kvcc-nuq2"], "--budget", 2, code=2)
+    assert "vector codebooks" in refused.stderr
+    refused = fit(acts, tmp_path / "b.kvcb", ["kvcc-2"], "--held-out", 3, code=3)
+    assert "held out" in refused.stderr
+    told = fit(acts, tmp_path / "c.kvcb", ["kvcc-2-channels"], "--explain").stdout
+    assert "correlated" in told and "2.05 effective bits" in told

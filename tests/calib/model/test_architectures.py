@@ -1,19 +1,20 @@
 """Every architecture against transformers: logits, keys before RoPE, values and their gradients, from both kinds of file."""
 import json
 import subprocess
+from importlib.metadata import version
 
 import numpy as np
 import pytest
 
-from calib.model.tiny_models import CASES, GGUF, TOKENS, autograd, make, write_gguf
-from support import BUILD, kvcc, kvcc_json
+from calib.model.tiny_models import CASES, GGUF, TOKENS, WRAPPED, autograd, make, write_gguf
+from support import BUILD, SOURCE, kvcc, kvcc_json
 
 PROBE = BUILD / "tests/bin/pass_probe"
 KINDS = ("key", "value", "key_grad", "value_grad")
 IDS = np.random.default_rng(5).integers(0, 101, TOKENS)
 # What GGUF has no keys for: these settings are not llama.cpp's, or the file has no place for them.
 NO_GGUF = {"mistral", "mistral-wide", "llama-dynamic", "qwen2-sliding", "qwen3_moe-dense", "gemma2-scalar", "gemma3-linear",
-           "deepseek_v3-yarn"}
+           "smollm3-wide", "deepseek_v3-yarn"}
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +23,11 @@ def passes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("architectures")
     IDS.astype("<i4").tofile(folder / "ids.bin")
     wanted, command = {}, [str(PROBE), str(folder / "ids.bin")]
-    for case in CASES:
+    for case in [*CASES, *WRAPPED]:
         model = make(case, folder / case)
         wanted[case] = autograd(model, IDS)
         files = {"safetensors": folder / case}
-        if case not in NO_GGUF:
+        if "gguf" in forms(case):
             files["gguf"] = write_gguf(model, folder / case, folder / f"{case}.gguf")
         if case.startswith("deepseek_v2"):
             files["split"] = write_gguf(model, folder / case, folder / f"{case}-split.gguf", split_latent=True)
@@ -38,10 +39,10 @@ def passes(tmp_path_factory):
 
 
 def forms(case):
-    return ["safetensors"] + ["gguf"] * (case not in NO_GGUF) + ["split"] * case.startswith("deepseek_v2")
+    return ["safetensors"] + ["gguf"] * (case not in NO_GGUF and case not in WRAPPED) + ["split"] * case.startswith("deepseek_v2")
 
 
-@pytest.mark.parametrize("case, form", [(case, form) for case in CASES for form in forms(case)])
+@pytest.mark.parametrize("case, form", [(case, form) for case in [*CASES, *WRAPPED] for form in forms(case)])
 def test_equals_transformers(passes, case, form):
     folder, wanted, errors = passes
     out = folder / f"out-{case}-{form}"
@@ -61,16 +62,25 @@ def test_equals_transformers(passes, case, form):
 
 def test_models_are_listed_with_how_they_were_verified():
     """Nothing is listed that the cases above do not cover, and each is named to who asks for another."""
-    listed = kvcc_json("models")["architectures"]
-    covered = {kind for kind, _ in CASES.values()}
-    assert {a["model_type"] for a in listed} == covered
+    document = kvcc_json("models")
+    listed, wrappers = document["architectures"], document["with_images"]
+    assert {a["model_type"] for a in listed} == {kind for kind, _ in CASES.values()}
+    assert {w["model_type"] for w in wrappers} == {kind for kind, _, _ in WRAPPED.values()}
+    assert {w["architecture"] for w in wrappers} <= {a["model_type"] for a in listed}
+    for a in listed + wrappers:
+        assert f"transformers {version('transformers')}'s autograd" in a["verified"] and "1e-4" in a["verified"] and a["models"]
+        assert (SOURCE / a["test"]).samefile(__file__)
     for a in listed:
-        assert "transformers 5.24.0" in a["verified"] and a["models"] and a["gguf"]
-        if "PyPI gguf" in a["verified_gguf"]:
-            assert any(kind == a["model_type"] and case not in NO_GGUF for case, (kind, _) in CASES.items())
-            assert a["model_type"] in GGUF
+        written = any(kind == a["model_type"] and "gguf" in forms(case) for case, (kind, _) in CASES.items())
+        assert (f"PyPI gguf {version('gguf')}" in a["verified_gguf"]) == written and a["gguf"]
+        assert written == (a["model_type"] in GGUF)
     text = kvcc("models")[0]
-    assert all(a["model_type"] in text for a in listed)
+    for a in listed + wrappers:
+        line = next(line for line in text.splitlines() if line.startswith(f"  {a['model_type']}: safetensors "))
+        assert a["verified"] in line and a.get("verified_gguf", "") in line
+    assert listed[0]["test"] in text
+    for names in document["weight_types"].values():
+        assert ", ".join(names) in text
 
 
 def test_unknown_architectures_are_refused_by_name(tmp_path):

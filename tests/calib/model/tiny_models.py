@@ -54,9 +54,12 @@ CASES = {
                                 rope_parameters={**longrope(3, 64), "partial_rotary_factor": 0.5})),
     "phi3-long": ("phi3", dict(pad_token_id=0, original_max_position_embeddings=32, rope_parameters=longrope(6, 32))),
     "smollm3": ("smollm3", dict(num_hidden_layers=5, pad_token_id=0)),
+    "smollm3-wide": ("smollm3", dict(num_hidden_layers=5, pad_token_id=0, hidden_size=128, no_rope_layers=[1, 0, 1, 0, 1])),
     "olmo2": ("olmo2", dict(num_key_value_heads=4)),
     "granite": ("granite", dict(embedding_multiplier=6.0, residual_multiplier=0.4, attention_multiplier=0.2,
                                 logits_scaling=3.0, attention_bias=True)),
+    "glm4": ("glm4", dict(head_dim=16, pad_token_id=0)),
+    "glm4-plain": ("glm4", dict(head_dim=12, pad_token_id=0, attention_bias=False, partial_rotary_factor=1.0)),
     "deepseek_v2": ("deepseek_v2", dict(**MLA, q_lora_rank=None, n_routed_experts=6, topk_method="greedy")),
     "deepseek_v2-groups": ("deepseek_v2", dict(
         **MLA, q_lora_rank=20, n_routed_experts=6, topk_method="group_limited_greedy", n_group=3, topk_group=2,
@@ -69,16 +72,34 @@ CASES = {
     "lfm2": ("lfm2", dict(num_hidden_layers=5, full_attn_idxs=[1, 3], block_multiple_of=8, layer_types=None)),
     "lfm2-attention-first": ("lfm2", dict(num_hidden_layers=4, full_attn_idxs=[0, 3], block_multiple_of=8)),
 }
+VISION = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+CLIP = dict(vision_config=dict(model_type="clip_vision_model", **VISION), image_token_index=100)
+# Models with images: model type, the case of its decoder, and what its configuration has besides.
+WRAPPED = {
+    "gemma3-images": ("gemma3", "gemma3-linear", dict(vision_config=VISION, mm_tokens_per_image=4, image_token_index=100)),
+    "mistral3": ("mistral3", "mistral", dict(vision_config=dict(model_type="pixtral", head_dim=8, **VISION), image_token_index=100)),
+    "llava": ("llava", "llama3", CLIP),
+    "llava_next": ("llava_next", "mistral-wide", CLIP),
+    "idefics3": ("idefics3", "llama", dict(vision_config=VISION, image_token_id=100)),
+    "smolvlm": ("smolvlm", "llama", dict(vision_config=VISION, image_token_id=100)),
+    "internvl": ("internvl", "qwen2", dict(vision_config=VISION | dict(image_size=[28, 28], patch_size=[14, 14]), image_token_id=100)),
+}
 
 
 def make(case, folder):
     """A model of the case with all of its parameters random, saved to `folder`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    kind, changes = CASES[case]
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     torch.manual_seed(len(case))
-    config = AutoConfig.for_model(kind, **{**BASE, **changes})
-    config._experts_implementation = "eager"
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    if case in WRAPPED:
+        wrapper, inner, more = WRAPPED[case]
+        kind, changes = CASES[inner]
+        config = AutoConfig.for_model(wrapper, text_config={"model_type": kind, **BASE, **changes}, **more)
+        model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    else:
+        kind, changes = CASES[case]
+        config = AutoConfig.for_model(kind, **{**BASE, **changes})
+        config._experts_implementation = "eager"
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *((n, b) for n, b in model.named_buffers() if "correction" in n)]:
             parameter.normal_(0, 0.3)
@@ -88,6 +109,11 @@ def make(case, folder):
                 parameter.mul_(0.5)
     model.save_pretrained(folder)
     return model
+
+
+def decoder(model):
+    """The module with the layers, which models with images have beside others."""
+    return getattr(model.model, "language_model", getattr(model.model, "text_model", model.model))
 
 
 def autograd(model, ids):
@@ -106,7 +132,7 @@ def autograd(model, ids):
     handles = []
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    for number, layer in enumerate(model.model.layers):
+    for number, layer in enumerate(decoder(model).layers):
         attention = getattr(layer, "self_attn", None)
         if attention is None:
             continue
@@ -120,7 +146,7 @@ def autograd(model, ids):
     torch.nn.functional.cross_entropy(logits[:-1].double(), ids[1:], reduction="sum").backward()
     for handle in handles:
         handle.remove()
-    c = model.config
+    c = model.config.get_text_config()
     tokens = len(ids)
 
     def rows(x, heads):
@@ -154,7 +180,7 @@ def permuted(w, heads):
 
 
 GGUF = {"llama": "LLAMA", "mixtral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3", "qwen3_moe": "QWEN3MOE", "gemma2": "GEMMA2",
-        "gemma3_text": "GEMMA3", "phi3": "PHI3", "smollm3": "SMOLLM3", "olmo2": "OLMO2", "granite": "GRANITE",
+        "gemma3_text": "GEMMA3", "phi3": "PHI3", "smollm3": "SMOLLM3", "olmo2": "OLMO2", "granite": "GRANITE", "glm4": "GLM4",
         "deepseek_v2": "DEEPSEEK2", "deepseek_v3": "DEEPSEEK2", "lfm2": "LFM2"}
 
 

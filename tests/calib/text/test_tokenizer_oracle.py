@@ -198,17 +198,21 @@ def test_any_bytes_are_survived(smol):
 
 @pytest.mark.parametrize("change, words", [
     (lambda t: t["model"].update(type="Unigram"), "Unigram"),
-    (lambda t: t.update(normalizer={"type": "NFC"}), "normalizer NFC"),
-    (lambda t: t.update(normalizer={"type": "Lowercase"}), "normalizer Lowercase"),
-    (lambda t: t.update(pre_tokenizer=None), "no pre_tokenizer"),
-    (lambda t: t.update(pre_tokenizer={"type": "Metaspace"}), "pre_tokenizer Metaspace"),
+    (lambda t: t["model"].update(type="WordLevel"), "tokenizer model WordLevel"),
+    (lambda t: t.update(normalizer={"type": "ByteLevel"}), "normalizer ByteLevel"),
+    (lambda t: t.update(normalizer={"type": "BertNormalizer"}), "normalizer BertNormalizer"),
+    (lambda t: t.update(pre_tokenizer=None), "without ByteLevel"),
+    (lambda t: t.update(pre_tokenizer={"type": "Metaspace"}), "without ByteLevel"),
+    (lambda t: t.update(pre_tokenizer={"type": "UnicodeScripts"}), "pre_tokenizer UnicodeScripts"),
     (lambda t: t.update(pre_tokenizer={"type": "Digits"}), "without ByteLevel"),
     (lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}, {"type": "ByteLevel"}]}), "pattern ("),
     (lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
         {"type": "Split", "pattern": {"Regex": "a*"}, "behavior": "Isolated"}, {"type": "ByteLevel"}]}), "matches nothing"),
     (lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Contiguous"}, {"type": "ByteLevel"}]}), "Contiguous"),
+        {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Sometimes"}, {"type": "ByteLevel"}]}), "Sometimes"),
+    (lambda t: t.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "[a[bc]]"}, "behavior": "Isolated"}, {"type": "ByteLevel"}]}), "a class in a class"),
     (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
     (lambda t: t["model"].update(dropout=0.1), "dropout"),
     (lambda t: t["model"].update(end_of_word_suffix="</w>"), "</w>"),
@@ -251,6 +255,8 @@ def test_bos_policy_of_tokenizer_json(tmp_path):
     oracle.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", bos)])
     oracle.save(str(path))
     assert describe() == describe(settings) == [str(bos), "1"]
+    settings.write_text(json.dumps({"bos_token": "<s>", "add_bos_token": False}))  # overrules the template, as in transformers
+    assert describe(settings) == [str(bos), "0"]
     oracle.post_processor = processors.Sequence([processors.ByteLevel(), oracle.post_processor])
     oracle.save(str(path))
     assert describe() == [str(bos), "1"]

@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
-#include "calib/text/bpe_spec.h"
 #include "calib/text/python_random.h"
 #include "calib/text/regex.h"
 #include "calib/text/tokenizer.h"
+#include "calib/text/tokenizer_spec.h"
 #include "calib/text/utf8.h"
 #include "formats/core/error.h"
 

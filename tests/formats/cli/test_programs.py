@@ -13,7 +13,7 @@ import pytest
 from support import BUILD, KVCC, kvcc, kvcc_json
 
 MAKE = BUILD / "tests/bin/make_store"
-VERBS = ["calibrate", "collect", "fit", "compile", "inspect", "diff", "eval", "generate", "export", "validate", "models", "schemes",
+VERBS = ["ablate", "calibrate", "collect", "fit", "compile", "inspect", "diff", "eval", "generate", "export", "validate", "models", "schemes",
          "data"]
 
 

@@ -89,6 +89,17 @@ TEST(EffectiveBits, CappedKeysNeedNoRowPointer) {
             30 * 2 * 3 * 2 * 4);
 }
 
+TEST(EffectiveBits, VectorCodebooksCountTheirCodesAndConstants) {
+  const Scheme scheme = parse_scheme("kvcc-2");
+  EXPECT_NEAR(effective_bits(scheme, kSmolLm2).total, 2.05, kTight) << "its budget, until it is fitted";
+  const double elements = 30.0 * 384;
+  const EffectiveBits bits = effective_bits(scheme, kSmolLm2, {.code_bits = 2, .vector_bytes = 1 << 22});
+  EXPECT_NEAR(bits.codes, 2, kTight);
+  EXPECT_NEAR(bits.exceptions, 14.0 / 32768, kTight);
+  EXPECT_NEAR(bits.constants, 8.0 * (1 << 22) / elements / (1 << 20), kTight);
+  EXPECT_NEAR(bits.total, bits.codes + bits.exceptions + bits.constants, kTight);
+}
+
 TEST(EffectiveBits, RefusesNonsense) {
   EXPECT_THROW(effective_bits(parse_scheme("int4"), CacheShape{}), Error);
   EXPECT_THROW(effective_bits(parse_scheme("int4"), kSmolLm2, {.context = 0}), Error);

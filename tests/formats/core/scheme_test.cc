@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "formats/core/effective_bits.h"
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -137,6 +138,53 @@ TEST(Scheme, PresetsMeanWhatTheDesignSays) {
   EXPECT_TRUE(parse_scheme("int4-channel-prerope").needs_calibration());
   EXPECT_EQ(parse_scheme("k=nuq3@prerope/channel,v=nuq3@token,sparse=1%,sink=1,codebook=head"),
             parse_scheme("kvcc-nuq3-1%-sink1"));
+}
+
+TEST(Scheme, VectorPresetsAndTheirText) {
+  const Scheme two = parse_scheme("kvcc-2");
+  EXPECT_EQ(
+      to_string(two),
+      "k=vq10@prerope/tensor,v=vq10@tensor,sparse=0%,sink=1,residual=0,codebook=head,weight=f,first-thresholds=out,"
+      "first-kmeans=out,budget=2.05,k-rotate=fklt-layer,v-rotate=fklt-layer");
+  EXPECT_EQ(scheme_json(two).substr(scheme_json(two).find("first-kmeans")), R"(first-kmeans":"out","budget":2.05})");
+  EXPECT_TRUE(two.is_vector() && two.needs_calibration() && two.is_extended());
+  EXPECT_FALSE(two.key.is_plain());
+  for (const char* name : {"kvcc-1", "kvcc-1.5", "kvcc-2", "kvcc-2.5", "kvcc-3", "kvcc-4"}) {
+    for (const char* form : {"", "-head", "-channels", "-sink0", "-head-sink4"}) {
+      const std::string text = std::string(name) + form;
+      EXPECT_EQ(short_name(parse_scheme(text)), text);
+      EXPECT_EQ(parse_scheme(to_string(parse_scheme(text))), parse_scheme(text));
+      EXPECT_EQ(preset_of(parse_scheme(text))->example, "kvcc-2");
+    }
+  }
+  EXPECT_EQ(parse_scheme("kvcc-2-head").key.rotation, Rotation::fklt_head);
+  EXPECT_EQ(parse_scheme("kvcc-2-channels").key.width, 4);
+  EXPECT_EQ(parse_scheme("kvcc-3-channels").key.width, 2);
+  EXPECT_EQ(nominal_bits(two), 2.05);
+}
+
+TEST(Scheme, RefusesVectorsThatMeanNothing) {
+  const std::string good = "k=vq10@prerope/tensor,v=vq8@tensor,weight=f,budget=1.5,k-rotate=fklt-head,v-width=2";
+  EXPECT_EQ(parse_scheme(good).value.bits, 8);
+  EXPECT_EQ(parse_scheme(good + ",k-width=auto"), parse_scheme(good));
+  for (const char* bad :
+       {"k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4",                          // no budget
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,budget=2",                           // no width
+        "k=vq10@prerope/tensor,v=int4@token,weight=f,k-width=4,budget=2",                            // one of them
+        "k=vq10@postrope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=2",                // after RoPE
+        "k=vq10@prerope/channel,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=2",                // scaled
+        "k=vq13@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=2",                 // 13 bits
+        "k=vq10@prerope/tensor,v=vq10@tensor,k-width=4,v-width=4,budget=2",                          // fs2
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=3,v-width=4,budget=2",                 // 3 coordinates
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=17",                // more than fp16
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=0",                 //
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=2,codebook=layer",  //
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=2,sparse=1%",       //
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-rotate=hadamard,v-width=4,budget=2",         //
+        "k=int4@postrope/token,v=int4@token,k-rotate=fklt-head", "k=int4@postrope/token,v=int4@token,k-width=2",
+        "kvcc-nuq4-budget", "k=int4@postrope/token,v=int4@token,budget=4", "kvcc-2-layer", "kvcc-5"}) {
+    EXPECT_THROW(parse_scheme(bad), Error) << bad;
+  }
 }
 
 TEST(Scheme, KvQuantsVariantsAreItsPresetsOptions) {

@@ -314,8 +314,8 @@ TEST(Activations, ManifestIsCheckedFieldByField) {
     write_text_file(path, text.replace(at, from.size(), to));
     return error_of([&] { ActivationsReader reader(folder / "a"); });
   };
-  EXPECT_THAT(with("\"schema_version\": 1", "\"schema_version\": 3"),
-              HasSubstr("activations format 3, this build reads up to 2"));
+  EXPECT_THAT(with("\"schema_version\": 1", "\"schema_version\": 4"),
+              HasSubstr("activations format 4, this build reads up to 3"));
   EXPECT_THAT(with("\"seqlen\": 5", "\"seqlen\": \"5\""), HasSubstr("'seqlen' is \"5\""));
   EXPECT_THAT(with("\"seqlen\": 5", "\"seqlen\": -5"), HasSubstr("samples of -5 tokens"));
   EXPECT_THAT(with("\"kv_heads\": 2", "\"kv_heads\": 2.5"), HasSubstr("'kv_heads' is 2.5"));

@@ -30,6 +30,17 @@ void expect_equal(const TensorCodebooks& a, const TensorCodebooks& b) {
   EXPECT_EQ(a.norm_scale, b.norm_scale);
   EXPECT_EQ(a.norm_offset, b.norm_offset);
   EXPECT_EQ(a.outlier_fraction, b.outlier_fraction);
+  EXPECT_EQ(a.units, b.units);
+  EXPECT_EQ(a.coordinates, b.coordinates);
+  EXPECT_EQ(a.group_width, b.group_width);
+  EXPECT_EQ(a.group_bits, b.group_bits);
+  EXPECT_EQ(a.vectors, b.vectors);
+  EXPECT_EQ(a.forward, b.forward);
+  EXPECT_EQ(a.inverse, b.inverse);
+  EXPECT_EQ(a.rotation_mean, b.rotation_mean);
+  EXPECT_EQ(a.channel_order, b.channel_order);
+  EXPECT_EQ(a.stats.predicted_fitted, b.stats.predicted_fitted);
+  EXPECT_EQ(a.stats.predicted_held_out, b.stats.predicted_held_out);
   EXPECT_EQ(a.stats.min, b.stats.min);
   EXPECT_EQ(a.stats.max, b.stats.max);
   EXPECT_EQ(a.stats.mean, b.stats.mean);
@@ -59,9 +70,10 @@ TEST_P(RoundTrip, KeepsEveryField) {
   Codebook written = made::codebook(GetParam());
   written.provenance.date = "2026-11-29";
   written.provenance.samples_asked = 20;
+  written.provenance.quantised_weights = sha256_hex("weights file");
   write_codebook(folder / "a.kvcb", written);
   const Codebook read = read_codebook(folder / "a.kvcb");
-  EXPECT_EQ(read.format_version, written.scheme.is_extended() ? "1.3" : "1.2");
+  EXPECT_EQ(read.format_version, written.scheme.is_vector() ? "1.4" : written.scheme.is_extended() ? "1.3" : "1.2");
   EXPECT_EQ(read.scheme, written.scheme);
   EXPECT_EQ(read.content_sha256, written.content_sha256);
   EXPECT_EQ(read.content_sha256.size(), 64u);
@@ -85,6 +97,8 @@ TEST_P(RoundTrip, KeepsEveryField) {
   EXPECT_EQ(read.provenance.seed, written.provenance.seed);
   EXPECT_EQ(read.provenance.tokens, written.provenance.tokens);
   EXPECT_EQ(read.provenance.samples_asked, 20);
+  EXPECT_EQ(read.provenance.quantised_weights, sha256_hex("weights file"));
+  EXPECT_EQ(read.provenance.held_out, written.provenance.held_out);
   EXPECT_EQ(read.provenance.activations_sha256, written.provenance.activations_sha256);
   EXPECT_EQ(read.provenance.date, written.provenance.date);
   EXPECT_TRUE(read.extras.empty());
@@ -95,8 +109,8 @@ TEST_P(RoundTrip, KeepsEveryField) {
 
 INSTANTIATE_TEST_SUITE_P(Schemes, RoundTrip,
                          ::testing::Values("kvcc-nuq3-1%-sink1", "kvcc-nuq4", "kvquant-nuq2-1%", "int4-channel-prerope",
-                                           "kvquant-nuq2-1%-cap-qnorm-sink1",
-                                           "k=int4@postrope/token,v=nuq2@token,sparse=1%"));
+                                           "kvquant-nuq2-1%-cap-qnorm-sink1", "kvcc-2", "kvcc-1.5-head",
+                                           "kvcc-3-channels-sink4", "k=int4@postrope/token,v=nuq2@token,sparse=1%"));
 
 TEST(Codebook, F41EqualContentGivesEqualBytes) {
   const TemporaryFolder folder;

@@ -101,6 +101,49 @@ inline TensorCodebooks tensor(int layers, int heads, int dim, int bits, bool cha
   return out;
 }
 
+/// A tensor of vector codebooks: groups of 2, 4 and what is left, of 0, 1, 2, … bits.
+inline void make_vectors(TensorCodebooks& out, const TensorScheme& scheme, int layers, int heads, int dim, float seed) {
+  out.codebook.clear();
+  out.bits.clear();
+  for (auto* v : {&out.stats.histogram, &out.stats.code_use, &out.stats.held_out_outliers, &out.stats.fit_gap_bound}) {
+    v->clear();
+  }
+  out.stats.distinct.clear();
+  out.codes = 0;
+  out.units = scheme.rotation == Rotation::fklt_layer ? 1 : heads;
+  out.coordinates = heads * dim / out.units;
+  const int n = out.coordinates;
+  size_t numbers = 0;
+  for (int unit = 0; unit < layers * out.units; ++unit) {
+    std::vector<uint8_t> width(n), bits(n);
+    int group = unit;
+    for (int at = 0; at < n; ++group) {
+      const int w = std::min(scheme.width > 0 ? scheme.width : group % 2 == 0 ? 2 : 4, n - at);
+      width[at] = static_cast<uint8_t>(w);
+      bits[at] = static_cast<uint8_t>(group % 4);
+      numbers += static_cast<size_t>(w) << (group % 4);
+      at += w;
+    }
+    out.group_width.insert(out.group_width.end(), width.begin(), width.end());
+    out.group_bits.insert(out.group_bits.end(), bits.begin(), bits.end());
+    for (int i = 0; i < n; ++i) {
+      if (scheme.rotation == Rotation::none) out.channel_order.push_back(static_cast<uint16_t>(n - 1 - i));
+      out.rotation_mean.push_back(seed + 0.01f * static_cast<float>(i));
+      for (int j = 0; j < n; ++j) {
+        const bool one = scheme.rotation == Rotation::none ? j == n - 1 - i : i == j;
+        out.forward.push_back(one                                 ? 2.0f
+                              : scheme.rotation == Rotation::none ? 0.0f
+                                                                  : 0.001f * static_cast<float>(i - j));
+        out.inverse.push_back(one ? 0.5f : 0.0f);
+      }
+    }
+  }
+  out.vectors = ramp(numbers, -1.0f - seed, 0.003f);
+  out.stats.predicted_fitted = ramp(layers, 0.001f * seed, 0.001f);
+  out.stats.predicted_held_out = ramp(layers, 0.002f * seed, 0.001f);
+  out.outlier_fraction = ramp(static_cast<size_t>(layers) * heads, 0, 0);
+}
+
 inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int layers = 3) {
   Codebook out;
   out.scheme = parse_scheme(scheme);
@@ -123,9 +166,15 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
   for (int layer = 0; layer < layers; ++layer) out.layer_index.push_back(static_cast<uint16_t>(2 * layer));
   const CacheShape& shape = out.model.shape;
   const bool sparse = out.scheme.sparse > 0;
-  out.key = tensor(layers, shape.kv_heads, shape.head_dim, out.scheme.key.bits, out.scheme.key.axis == Axis::channel,
+  const auto bits = [](const TensorScheme& t) { return t.grid == Grid::vector ? 1 : t.bits; };
+  out.key = tensor(layers, shape.kv_heads, shape.head_dim, bits(out.scheme.key), out.scheme.key.axis == Axis::channel,
                    sparse, 0.5f);
-  out.value = tensor(layers, shape.kv_heads, shape.value_head_dim, out.scheme.value.bits, false, sparse, 0.75f);
+  out.value = tensor(layers, shape.kv_heads, shape.value_head_dim, bits(out.scheme.value), false, sparse, 0.75f);
+  if (out.scheme.is_vector()) {
+    make_vectors(out.key, out.scheme.key, layers, shape.kv_heads, shape.head_dim, 0.5f);
+    make_vectors(out.value, out.scheme.value, layers, shape.kv_heads, shape.value_head_dim, 0.75f);
+    out.provenance.held_out = 2;
+  }
   if (out.scheme.qnorm) {
     const auto heads = static_cast<size_t>(layers) * shape.kv_heads;
     out.key.norm_scale = ramp(heads, 1.125f, 0.01f);

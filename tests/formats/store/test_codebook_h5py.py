@@ -116,9 +116,10 @@ def code_fields():
     """The datasets and attributes of codebook_fields.cc, by the text of its tables."""
     text = (SOURCE / "formats/store/codebook_fields.cc").read_text()
     text = text.replace("kHead,", '"layer,head",').replace("kChannel,", '"layer,head,channel",')
+    text = text.replace("kCoordinate,", '"layer,unit,coordinate",')
     fields = {}
-    for match in re.finditer(r'(floats|statistic|number)\("([^"]+)",\s*"([^"]+)",\s*"([^"]+)"(?:,\s*Need::(\w+))?', text):
-        fields[match[2]] = ("u32" if match[1] == "number" else "f32", match[3], match[4], match[5] or "optional")
+    for match in re.finditer(r'(floats|statistic|number|vector)\("([^"]+)",\s*"([^"]+)",\s*"([^"]+)"(?:,\s*Need::(\w+))?', text):
+        fields[match[2]] = ("u32" if match[1] == "number" else "f32", match[3], match[4], match[5] or ("vector" if match[1] == "vector" else "optional"))
     for match in re.finditer(r'\{"([^"]+)", Element::(\w+),\s*"([^"]+)",\s*"([^"]+)",\s*Need::(\w+)', text):
         fields[match[1]] = match.groups()[1:]
     attributes = re.findall(r'\{"(/\w*)", "(\w+)", "(text|integer|integers|float)", (true|false)\}', text)
@@ -128,11 +129,12 @@ def code_fields():
 def test_spec_tables_are_the_readers():
     page = tables("codebook.md")
     fields, attributes = code_fields()
-    assert len(fields) == 29 and len(attributes) == 38
+    assert len(fields) == 38 and len(attributes) == 40
     head = ("path", "type", "axes", "unit", "need", "since", "meaning")
     rows = {row[0]: row for row in page[head]}
     assert rows.pop("/layer_index")[1:5] == ["u16", "layer", "1", "always"]
-    assert {path.removeprefix("/{key,value}/"): tuple(row[1:5]) for path, row in rows.items()} == fields
+    assert {path.removeprefix("/rotation/{key,value}").removeprefix("/{key,value}/"): tuple(row[1:5])
+            for path, row in rows.items()} == fields
     head = ("object", "name", "type", "required", "meaning")
     assert [tuple(row[:4]) for row in page[head]] == [(o, n, t, "yes" if r == "true" else "no") for o, n, t, r in attributes]
 
@@ -146,7 +148,9 @@ def test_written_file_has_what_the_spec_lists(artifact):
     for row in page[("path", "type", "axes", "unit", "need", "since", "meaning")]:
         for tensor in ("key", "value"):
             offline = tensor == "key" and channel
-            if row[4] in ("always", "optional") or (offline and (row[4] == "channel" or (row[4] == "outliers" and sparse))):
+            if row[0].endswith(("predicted_fitted", "predicted_held_out")):
+                continue  # of vector codebooks
+            if row[4] in ("always", "levels", "optional") or (offline and (row[4] == "channel" or (row[4] == "outliers" and sparse))):
                 wanted[row[0].replace("{key,value}", tensor)] = row[1:4]
     with h5py.File(path) as file:
         found = {name: [NAMES[item.dtype.name], item.attrs["axes"].decode() if isinstance(item.attrs["axes"], bytes)

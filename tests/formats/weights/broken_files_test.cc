@@ -166,7 +166,7 @@ TEST_F(BrokenFiles, F15_GgufThatLies) {
          g.tensors[0].dims = {33, 2};
        },
        "tensor x: rows of 33 values in Q4_0"},
-      {"unread type", [](Gguf& g) { g.tensors[0].type = 16; }, "tensor x: weight type IQ2_XXS; wanted one of F32"},
+      {"unread type", [](Gguf& g) { g.tensors[0].type = 15; }, "tensor x: weight type Q8_K; wanted one of F32"},
       {"unknown type", [](Gguf& g) { g.tensors[0].type = 4000; }, "tensor x: weight type number 4000"},
   };
   for (const auto& c : cases) {

@@ -182,6 +182,70 @@ TEST(Rotary, FollowsTheModelsScaling) {
   }
 }
 
+// Gemma 3's two bases and SmolLM3's layers without rotation: each layer as the model has it.
+TEST(Rotary, FollowsTheLayer) {
+  const std::string json =
+      R"({"layers":[-1,1,0,1,-1,0,1],"kinds":[{"theta":1000000.0,"scaling":"linear","scaling_json":"{\"factor\":8.0}"},)"
+      R"({"theta":500.0,"scaling":"none","scaling_json":""}]})";
+  Made made({.shape = {4, 4, 2, 32, 32}, .rope = {10000.0, "half-split", "by-layer", json, 16}});
+  std::vector<int> layers;
+  for (const uint16_t layer : made.codebook().layer_index) layers.push_back(layer);
+  const RopeInfo kinds[] = {{1e6, "half-split", "linear", R"({"factor":8.0})", 16},
+                            {500.0, "half-split", "none", "", 16}};
+  const int kind_of_layer[] = {-1, 1, 0, 1, -1, 0, 1};
+  const Artifact artifact = open(made.bytes());
+  const Sequence sequence = create(artifact.get());
+  const Text text(made, 300);
+  text.append(made, sequence.get(), 0, 300);
+  std::vector<std::vector<float>> outputs;
+  const std::vector<float> query = made.queries(1);
+  for (int l = 0; l < 4; ++l) {
+    const int kind = kind_of_layer[layers[l]];
+    reference::Rotation rotation;
+    if (kind >= 0) {
+      const host::RopeFrequencies f = host::rope_frequencies(kinds[kind]);
+      rotation.frequencies.assign(f.inverse.begin(), f.inverse.end());
+      rotation.factor = f.attention_factor;
+    }
+    std::vector<float> turned = query;
+    ASSERT_EQ(kvcc_rotate_layer(sequence.get(), l, turned.data(), 299, 1), KVCC_OK);
+    for (int h = 0; h < 4; ++h) {
+      for (int i = 0; i < 8; ++i) {
+        const double angle = kind < 0 ? 0 : 299 * rotation.frequencies[i];
+        const double a = query[h * 32 + i], b = query[h * 32 + i + 8];
+        EXPECT_NEAR(turned[h * 32 + i], a * std::cos(angle) - b * std::sin(angle), 2e-6) << "layer " << layers[l];
+        EXPECT_NEAR(turned[h * 32 + i + 8], b * std::cos(angle) + a * std::sin(angle), 2e-6) << "layer " << layers[l];
+      }
+    }
+    const auto out = attend(sequence.get(), l, turned, made);
+    ASSERT_NO_FATAL_FAILURE(expect_attention(made, sequence.get(), l, turned, 0, 0, out, /*arithmetic=*/0, rotation));
+  }
+  std::vector<float> turned = query;
+  EXPECT_EQ(kvcc_rotate(sequence.get(), turned.data(), 299, 1), KVCC_USAGE);
+  EXPECT_NE(std::string(kvcc_error_message()).find("kvcc_rotate_layer"), std::string::npos);
+  EXPECT_EQ(kvcc_rotate_layer(sequence.get(), 4, turned.data(), 299, 1), KVCC_USAGE);
+  EXPECT_EQ(kvcc_rotate_layer(sequence.get(), -1, turned.data(), 299, 1), KVCC_USAGE);
+}
+
+TEST(Rotary, RefusesListsOfLayersThatAreNone) {
+  const std::string kind = R"([{"theta":10000.0,"scaling":"none","scaling_json":""}])";
+  for (const auto& [json, word] : std::vector<std::pair<std::string, std::string>>{
+           {"", "by-layer"},
+           {"{}", "layers"},
+           {R"({"layers":[0,1,1,0,0,0,0],"kinds":)" + kind + "}", "a layer of kind 1"},
+           {R"({"layers":[0,-2,0,0,0,0,0],"kinds":)" + kind + "}", "a layer of kind -2"},
+           {R"({"layers":[0],"kinds":)" + kind + "}", "no layer"},
+           {R"({"layers":[0,0,0,0,0,0,0],"kinds":[]})", "no kinds"},
+           {R"({"layers":[0,0,0,0,0,0,0],"kinds":[{"theta":10000.0}]})", "scaling"}}) {
+    Made made({.shape = {4, 4, 2, 32, 32}, .rope = {10000.0, "half-split", "by-layer", json, 32}});
+    const Artifact artifact = open(made.bytes());
+    KvccSequence* sequence = nullptr;
+    KvccOptions o = options();
+    EXPECT_EQ(kvcc_create(artifact.get(), &o, &sequence), KVCC_BAD_INPUT) << json;
+    EXPECT_NE(std::string(kvcc_error_message()).find(word), std::string::npos) << kvcc_error_message();
+  }
+}
+
 TEST(Rotary, TurnsPairsAndLeavesTheRest) {
   Made made({.shape = {1, 2, 1, 32, 32}, .rope = {10000.0, "interleaved", "none", "", 16}});
   const Artifact artifact = open(made.bytes());

@@ -129,6 +129,7 @@ TEST_F(Errors, NumbersOutOfRange) {
   }
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{-1, 1}, {0, -1}, {1 << 24, 1}, {kMost, kMost}}) {
     expect_error(kvcc_rotate(s, x_, first, count), KVCC_USAGE, "positions");
+    expect_error(kvcc_rotate_layer(s, 0, x_, first, count), KVCC_USAGE, "positions");
   }
   expect_error(kvcc_attend(s, 0, x_, kNan, 0, x_), KVCC_USAGE, "multiplier");
   expect_error(kvcc_attend(s, 0, x_, 0, -1, x_), KVCC_USAGE, "window");

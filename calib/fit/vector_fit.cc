@@ -1,0 +1,388 @@
+#include "calib/fit/vector_fit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <numeric>
+
+#include "calib/fit/parallel.h"
+#include "formats/core/effective_bits.h"
+#include "formats/core/error.h"
+
+namespace kvcc {
+namespace {
+
+constexpr int kTensors = 2;
+constexpr int64_t kTokensAtOnce = 2048;  ///< of a task
+
+/// Widths of the groups that `left` coordinates from `first` on may be taken in; `taken`: how many they cover.
+std::vector<std::vector<int>> ways_of(int first, int size, int width, int& taken) {
+  const int left = size - first;
+  if (width > 0) {
+    taken = std::min(width, left);
+    return {{taken}};
+  }
+  constexpr int kBlock = 4;
+  taken = std::min(kBlock, left);
+  if (taken < kBlock || first >= size / 2) return {{taken}};
+  return {{4}, {2, 2}};
+}
+
+double bits_of_numbers(double numbers) { return numbers * 32 / static_cast<double>(EffectiveBitsQuery{}.amortise); }
+
+}  // namespace
+
+/// One tensor's rows, weights and coordinates.
+struct VectorFit::Data {
+  int tensor = 0;
+  int64_t tokens = 0, fitted = 0;  ///< of the fitted samples, which come first
+  std::vector<uint8_t> in_fit;
+  std::vector<UnitRows> rows;               ///< [U]
+  std::vector<std::vector<float>> weights;  ///< [U] of all tokens, 0 for first ones
+  std::vector<UnitTransform> units;
+  std::vector<float> z;  ///< [U, N, tokens]
+};
+
+VectorFit::VectorFit(const CacheShape& shape, std::span<const Scheme> schemes, const VectorFitSettings& settings)
+    : shape_(shape), schemes_(schemes.begin(), schemes.end()), settings_(settings) {
+  tensors_.resize(static_cast<size_t>(shape.layers) * kTensors);
+}
+
+bool VectorFit::together(const Scheme& a, const Scheme& b) {
+  return a.key == b.key && a.value == b.value && a.weight == b.weight;
+}
+
+VectorFit::Data VectorFit::data_of(const LayerActivations& a, int tensor) const {
+  const bool key = tensor == 0;
+  const int dim = dim_of(tensor), heads = shape_.kv_heads;
+  const std::string place = "layer " + std::to_string(a.layer) + (key ? " key" : " value");
+  const std::span<const float> x = key ? a.key : a.value, grad = key ? a.key_grad : a.value_grad;
+  Data data;
+  data.tensor = tensor;
+  const auto samples = static_cast<int64_t>(a.starts.size()) - 1, used = samples - settings_.held_out;
+  data.tokens = a.starts.back();
+  data.fitted = used > 0 ? a.starts[used] : 0;
+  const size_t wanted = static_cast<size_t>(data.tokens) * heads * dim;
+  if (data.fitted <= used || x.size() != wanted || (!grad.empty() && grad.size() != wanted)) {
+    throw bad_input(place, std::to_string(samples) + " samples of together " + std::to_string(data.tokens) + " tokens",
+                    "some that are not held out, of 2 tokens or more");
+  }
+  for (const std::span<const float> values : {x, grad}) {
+    const auto bad = std::find_if(values.begin(), values.end(), [](float v) { return !std::isfinite(v); });
+    if (bad == values.end()) continue;
+    const int64_t i = bad - values.begin(), channel = i % dim, head = i / dim % heads, token = i / dim / heads;
+    throw bad_input(place + ", head " + std::to_string(head) + ", token " + std::to_string(token) + ", channel " +
+                        std::to_string(channel),
+                    "NaN or infinity", "finite values");
+  }
+  data.in_fit.resize(data.tokens);
+  std::fill_n(data.in_fit.begin(), data.fitted, 1);
+  for (int64_t s = 0; s < used; ++s) data.in_fit[a.starts[s]] = 0;
+  const bool weighted = schemes_[0].weight != FitWeight::none && !grad.empty();
+  const int units = scheme_of(tensor).rotation == Rotation::fklt_layer ? 1 : heads, size = heads * dim / units;
+  for (int u = 0; u < units; ++u) {
+    const int64_t at = int64_t{u} * size;
+    data.rows.push_back(
+        {data.tokens, size, int64_t{heads} * dim, x.data() + at, weighted ? grad.data() + at : nullptr, data.in_fit});
+  }
+  data.weights.resize(units);
+  parallel_for(units, settings_.threads, [&](int u) {
+    data.weights[u] = token_weights(data.rows[u]);
+    for (int64_t s = 0; s < samples; ++s) data.weights[u][a.starts[s]] = 0;
+  });
+  return data;
+}
+
+void VectorFit::transform(Data& data) const {
+  const int units = static_cast<int>(data.rows.size()), size = data.rows[0].size;
+  data.z.resize(static_cast<size_t>(units) * size * data.tokens);
+  const int chunks = static_cast<int>((data.tokens + kTokensAtOnce - 1) / kTokensAtOnce);
+  parallel_for(units * chunks, settings_.threads, [&](int task) {
+    const int unit = task / chunks;
+    const int64_t begin = int64_t{task % chunks} * kTokensAtOnce;
+    transform_rows(data.units[unit], data.rows[unit], data.z.data() + int64_t{unit} * size * data.tokens, begin,
+                   std::min(begin + kTokensAtOnce, data.tokens));
+  });
+}
+
+WeightedPoints VectorFit::points(const Data& data, const Block& block, const Group& group, bool fitted) const {
+  const int64_t first = fitted ? 0 : data.fitted, count = fitted ? data.fitted : data.tokens - data.fitted;
+  const int64_t plane = int64_t{block.unit} * data.rows[0].size + group.first;
+  return {{group.width, count, data.z.data() + plane * data.tokens + first, data.tokens},
+          data.weights[block.unit].data() + first};
+}
+
+std::vector<float> VectorFit::smoothed(const WeightedPoints& points) const {
+  return smoothed_weights(points, settings_.weight_cells, settings_.own_weight);
+}
+
+std::vector<VectorFit::Block> VectorFit::blocks_of(int tensor) const {
+  const TensorScheme& scheme = scheme_of(tensor);
+  const int units = scheme.rotation == Rotation::fklt_layer ? 1 : shape_.kv_heads;
+  const int size = shape_.kv_heads * dim_of(tensor) / units;
+  std::vector<Block> blocks;
+  for (int u = 0; u < units; ++u) {
+    for (int at = 0, taken = 0; at < size; at += taken) {
+      Block block;
+      block.unit = u;
+      for (const std::vector<int>& widths : ways_of(at, size, scheme.width, taken)) {
+        std::vector<Group> groups;
+        int first = at;
+        for (const int width : widths) {
+          groups.push_back({first, width, {}, {}, {}});
+          first += width;
+        }
+        block.ways.push_back(std::move(groups));
+      }
+      blocks.push_back(std::move(block));
+    }
+  }
+  return blocks;
+}
+
+void VectorFit::tabulate(int row, const LayerActivations& activations) {
+  struct Task {
+    int tensor;
+    Block* block;
+    Group* group;
+  };
+  std::vector<Data> data;
+  std::vector<Task> tasks;
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    data.push_back(data_of(activations, tensor));
+    data.back().units.resize(data.back().rows.size());
+  }
+  const int keys = static_cast<int>(data[0].rows.size()), values = static_cast<int>(data[1].rows.size());
+  parallel_for(keys + values, settings_.threads, [&](int task) {
+    Data& d = data[task < keys ? 0 : 1];
+    const int u = task < keys ? task : task - keys;
+    const std::string place = "layer " + std::to_string(activations.layer) + (d.tensor == 0 ? " key" : " value");
+    const TensorScheme& scheme = scheme_of(d.tensor);
+    d.units[u] = fisher_transform(d.rows[u], d.weights[u],
+                                  {scheme.rotation, scheme.width, settings_.shrink, settings_.own_spread}, place);
+  });
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    transform(data[tensor]);
+    Tensor& to = tensors_.at(static_cast<size_t>(row) * kTensors + tensor);
+    to.units = data[tensor].units;
+    to.blocks = blocks_of(tensor);
+    for (Block& block : to.blocks) {
+      for (std::vector<Group>& way : block.ways) {
+        for (Group& group : way) tasks.push_back({tensor, &block, &group});
+      }
+    }
+  }
+  parallel_for(static_cast<int>(tasks.size()), settings_.threads, [&](int i) {
+    const Task& task = tasks[i];
+    const Data& d = data[task.tensor];
+    Group& group = *task.group;
+    WeightedPoints fitted = points(d, *task.block, group, true);
+    const WeightedPoints held = points(d, *task.block, group, false);
+    const std::vector<float> weights = smoothed(fitted);
+    fitted.weight = weights.data();
+    group.books = grow_codebooks(fitted, scheme_of(task.tensor).bits, settings_.table_rounds);
+    for (const VectorCodebook& book : group.books) {
+      group.fitted.push_back(0.5 * book.error / static_cast<double>(fitted.points.count));
+      if (held.points.count > 0) {
+        group.held_out.push_back(0.5 * coding_error(held, book.vectors) / static_cast<double>(held.points.count));
+      }
+    }
+  });
+}
+
+void VectorFit::allocate() {
+  // How much more a codebook loses on text that it has not seen, by width and bits over the whole model: single groups'
+  // errors on so little text are too uncertain.
+  std::map<std::pair<int, size_t>, std::pair<double, int64_t>> excess;  // sum of logarithms, count
+  for (const Tensor& tensor : tensors_) {
+    for (const Block& block : tensor.blocks) {
+      for (const std::vector<Group>& way : block.ways) {
+        for (const Group& group : way) {
+          for (size_t b = 0; b < group.held_out.size(); ++b) {
+            const double ratio = group.held_out[b] * group.fitted[0] / (group.held_out[0] * group.fitted[b]);
+            if (!(ratio > 0) || !std::isfinite(ratio)) continue;
+            auto& [sum, count] = excess[{group.width, b}];
+            sum += std::log(ratio);
+            ++count;
+          }
+        }
+      }
+    }
+  }
+  double numbers = 0;
+  for (const Tensor& tensor : tensors_) {
+    for (const UnitTransform& unit : tensor.units) {
+      numbers += static_cast<double>(unit.mean.size());
+      for (const auto* m : {&unit.forward, &unit.inverse}) {
+        numbers += static_cast<double>(m->size() - std::count(m->begin(), m->end(), 0.0f));
+      }
+    }
+  }
+  const double elements =
+      static_cast<double>(shape_.layers) * shape_.kv_heads * (shape_.head_dim + shape_.value_head_dim);
+  const double context = static_cast<double>(EffectiveBitsQuery{}.context);
+  for (const Scheme& scheme : schemes_) {
+    const double full = std::min<double>(scheme.sink + scheme.residual, context) / context;
+    std::vector<GroupChoice> choices;
+    first_block_.clear();
+    for (const Tensor& tensor : tensors_) {
+      first_block_.push_back(choices.size());
+      for (const Block& block : tensor.blocks) {
+        GroupChoice choice;
+        for (const std::vector<Group>& way : block.ways) {
+          std::vector<RateCurve> curves;
+          for (const Group& group : way) {
+            RateCurve curve;
+            for (size_t b = 0; b < group.fitted.size(); ++b) {
+              const auto found = excess.find({group.width, b});
+              const double factor =
+                  found == excess.end() ? 1 : std::exp(found->second.first / static_cast<double>(found->second.second));
+              curve.error.push_back(group.fitted[b] * factor);
+              curve.cost.push_back(static_cast<double>(b) * (1 - full) +
+                                   bits_of_numbers(std::ldexp(group.width, static_cast<int>(b))));
+            }
+            curves.push_back(std::move(curve));
+          }
+          choice.ways.push_back(std::move(curves));
+        }
+        choices.push_back(std::move(choice));
+      }
+    }
+    chosen_.push_back(
+        kvcc::allocate(choices, scheme.budget * elements - 16 * full * elements - bits_of_numbers(numbers)));
+  }
+}
+
+std::vector<LayerVectors> VectorFit::fit(int row, const LayerActivations& activations) const {
+  std::vector<LayerVectors> out(schemes_.size());
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    const size_t at = static_cast<size_t>(row) * kTensors + tensor;
+    const Tensor& tables = tensors_[at];
+    Data data = data_of(activations, tensor);
+    data.units = tables.units;
+    transform(data);
+    // Schemes that agree in a group's bits share its codebook.
+    using Wanted = std::tuple<size_t, int, size_t, int>;  // block, way, group, bits
+    std::map<Wanted, VectorCodebook> books;
+    for (const std::vector<GroupBits>& chosen : chosen_) {
+      for (size_t b = 0; b < tables.blocks.size(); ++b) {
+        const GroupBits& bits = chosen[first_block_[at] + b];
+        for (size_t g = 0; g < bits.bits.size(); ++g) books[{b, bits.way, g, bits.bits[g]}];
+      }
+    }
+    std::vector<std::map<Wanted, VectorCodebook>::iterator> tasks;
+    for (auto entry = books.begin(); entry != books.end(); ++entry) tasks.push_back(entry);
+    parallel_for(static_cast<int>(tasks.size()), settings_.threads, [&](int i) {
+      const auto& [b, way, g, bits] = tasks[i]->first;
+      const Block& block = tables.blocks[b];
+      const Group& group = block.ways[way][g];
+      tasks[i]->second = group.books[bits];
+      if (bits == 0) return;
+      WeightedPoints fitted = points(data, block, group, true);
+      const std::vector<float> weights = smoothed(fitted);
+      fitted.weight = weights.data();
+      improve(fitted, tasks[i]->second, settings_.final_rounds);
+    });
+    for (size_t s = 0; s < schemes_.size(); ++s) {
+      std::vector<std::vector<VectorCodebook>> kept;
+      for (size_t b = 0; b < tables.blocks.size(); ++b) {
+        const GroupBits& bits = chosen_[s][first_block_[at] + b];
+        kept.emplace_back();
+        for (size_t g = 0; g < bits.bits.size(); ++g) kept.back().push_back(books.at({b, bits.way, g, bits.bits[g]}));
+      }
+      TensorVectors& to = tensor == 0 ? out[s].key : out[s].value;
+      to = quantiser_of(row, tensor, s, kept);
+      measure(activations, tensor, schemes_[s], to);
+    }
+  }
+  return out;
+}
+
+TensorVectors VectorFit::quantiser_of(int row, int tensor, size_t scheme,
+                                      const std::vector<std::vector<VectorCodebook>>& books) const {
+  const size_t at = static_cast<size_t>(row) * kTensors + tensor;
+  const Tensor& tables = tensors_[at];
+  TensorVectors out;
+  VectorQuantiser& q = out.quantiser;
+  q.heads = shape_.kv_heads;
+  q.dim = dim_of(tensor);
+  q.units = static_cast<int>(tables.units.size());
+  for (const UnitTransform& unit : tables.units) {
+    q.mean.insert(q.mean.end(), unit.mean.begin(), unit.mean.end());
+    q.forward.insert(q.forward.end(), unit.forward.begin(), unit.forward.end());
+    q.inverse.insert(q.inverse.end(), unit.inverse.begin(), unit.inverse.end());
+    out.order.insert(out.order.end(), unit.order.begin(), unit.order.end());
+  }
+  const size_t n = static_cast<size_t>(q.size());
+  q.width.resize(n * q.units);
+  q.bits.resize(n * q.units);
+  for (size_t b = 0; b < tables.blocks.size(); ++b) {
+    const GroupBits& bits = chosen_[scheme][first_block_[at] + b];
+    const std::vector<Group>& groups = tables.blocks[b].ways[bits.way];
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const size_t i = tables.blocks[b].unit * n + groups[g].first;
+      q.width[i] = static_cast<uint8_t>(groups[g].width);
+      q.bits[i] = static_cast<uint8_t>(bits.bits[g]);
+      q.vectors.insert(q.vectors.end(), books[b][g].vectors.begin(), books[b][g].vectors.end());
+    }
+  }
+  return out;
+}
+
+void VectorFit::measure(const LayerActivations& a, int tensor, const Scheme& scheme, TensorVectors& out) const {
+  const bool key = tensor == 0;
+  const std::span<const float> x = key ? a.key : a.value, grad = key ? a.key_grad : a.value_grad;
+  const int heads = shape_.kv_heads, dim = dim_of(tensor);
+  const int64_t width = int64_t{heads} * dim;
+  const std::shared_ptr<const TensorCodec> codec = make_codec(out.quantiser);
+  struct Sums {
+    double predicted = 0;
+    std::vector<double> weighted, error, energy;
+  };
+  const auto samples = static_cast<int64_t>(a.starts.size()) - 1, used = samples - settings_.held_out;
+  std::vector<Sums> sums(samples);
+  parallel_for(static_cast<int>(samples), settings_.threads, [&](int s) {
+    Sums& sum = sums[s];
+    for (auto* v : {&sum.weighted, &sum.error, &sum.energy}) v->resize(heads);
+    const int64_t all = a.starts[s + 1] - a.starts[s];
+    const int64_t first = std::min<int64_t>(scheme.sink, all), tokens = all - first;
+    const int64_t at = (a.starts[s] + first) * width;
+    std::vector<float> decoded(tokens * width);
+    codec->round_trip(x.subspan(at, decoded.size()), decoded, 1, "layer " + std::to_string(a.layer), first);
+    for (int64_t t = 0; t < tokens; ++t) {
+      double product = 0;
+      for (int64_t i = 0; i < width; ++i) {
+        const double value = x[at + t * width + i], e = decoded[t * width + i] - value;
+        const double g = grad.empty() ? 1 : grad[at + t * width + i];
+        product += g * e;
+        sum.weighted[i / dim] += g * g * e * e;
+        sum.error[i / dim] += e * e;
+        sum.energy[i / dim] += value * value;
+      }
+      sum.predicted += product * product;
+    }
+  });
+  const auto mean = [&](int64_t begin, int64_t end) {
+    double sum = 0;
+    for (int64_t s = begin; s < end; ++s) sum += sums[s].predicted;
+    return end > begin && !grad.empty() ? 0.5 * sum / static_cast<double>(a.starts[end] - a.starts[begin])
+                                        : std::numeric_limits<double>::quiet_NaN();
+  };
+  out.predicted_fitted = mean(0, used);
+  out.predicted_held_out = mean(used, samples);
+  constexpr double kNoError = 200;  // decibels
+  for (int h = 0; h < heads; ++h) {
+    double weighted = 0, error = 0, energy = 0;
+    for (const Sums& sum : sums) {
+      weighted += sum.weighted[h];
+      error += sum.error[h];
+      energy += sum.energy[h];
+    }
+    out.weighted_sse.push_back(static_cast<float>(weighted));
+    const double ratio = error > 0 ? 10 * std::log10(energy / error) : kNoError;
+    out.sqnr_db.push_back(static_cast<float>(std::clamp(ratio, -kNoError, kNoError)));
+  }
+}
+
+}  // namespace kvcc
