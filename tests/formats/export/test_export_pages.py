@@ -14,7 +14,7 @@ from support import SOURCE
 SCHEMES = ("kvcc-nuq3-1%-sink1", "kvquant-nuq4", "k=int4@postrope/token,v=nuq2@token,sparse=1%")
 CODEBOOK = tables("codebook.md")
 DATASETS = CODEBOOK[("path", "type", "axes", "unit", "need", "since", "meaning")]
-ATTRIBUTES = CODEBOOK[("object", "name", "type", "required", "meaning")]
+ATTRIBUTES = CODEBOOK[("object", "name", "type", "required", "since", "meaning")]
 VALUE_DIM = DIM - 2  # made.h
 GGUF_TYPES = {"text": gguf.GGUFValueType.STRING, "integer": gguf.GGUFValueType.INT64, "float": gguf.GGUFValueType.FLOAT64,
               "integers": gguf.GGUFValueType.ARRAY}
@@ -32,7 +32,9 @@ def datasets_of(scheme):
     for path, kind, axes, unit, need, *_ in DATASETS:
         for tensor in ("key", "value"):
             offline = tensor == "key" and channel
-            if not (need in ("always", "optional") or offline and (need == "channel" or need == "outliers" and sparse)):
+            if path.endswith(("predicted_fitted", "predicted_held_out")):  # of vector codebooks
+                continue
+            if not (need in ("always", "levels", "optional") or offline and (need == "channel" or need == "outliers" and sparse)):
                 continue
             bits = int(re.search(rf"{tensor[0]}=[a-z]+(\d)|nuq(\d)", scheme).group(1) or re.search(r"nuq(\d)", scheme).group(1))
             extents = {"layer": LAYERS, "head": HEADS, "channel": DIM if tensor == "key" else VALUE_DIM, "code": 2**bits, "bin": 128}
@@ -42,7 +44,7 @@ def datasets_of(scheme):
 
 def dotted(required=None):
     """{name: type} of codebook.md's attributes as flat metadata call them."""
-    return {(("" if object == "/" else object[1:] + ".") + name): kind for object, name, kind, needed, _ in ATTRIBUTES
+    return {(("" if object == "/" else object[1:] + ".") + name): kind for object, name, kind, needed, *_ in ATTRIBUTES
             if required is None or (needed == "yes") == required}
 
 
@@ -126,7 +128,7 @@ def test_json(artifact):
     assert set(document["attributes"]) == {"/", "/model", "/provenance", "/export"}
     assert {"export." + name for name in document["attributes"]["/export"]} == set(about())
     kinds = {"text": str, "integer": int, "float": float, "integers": list}
-    for group, name, kind, required, _ in ATTRIBUTES:
+    for group, name, kind, required, *_ in ATTRIBUTES:
         assert (name in document["attributes"][group]) == (required == "yes"), name
         if required == "yes":
             assert type(document["attributes"][group][name]) is kinds[kind], name

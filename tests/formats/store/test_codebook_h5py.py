@@ -97,7 +97,7 @@ def test_container_rules(artifact):
 
 
 def tables(page):
-    """Rows of the page's tables by the texts of their first row."""
+    """Rows of the page's tables by the texts of their first row, without ids (tests/structure/test_spec_ids.py)."""
     found, head = {}, None
     for line in (SPEC / page).read_text().splitlines():
         if not line.startswith("|"):
@@ -105,10 +105,10 @@ def tables(page):
             continue
         cells = [cell.strip().strip("`") for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
         if head is None:
-            head = tuple(cells)
+            head = tuple(cells[:-1] if cells[-1] == "id" else cells)
             found.setdefault(head, [])
         elif not set(line) <= set("|- "):
-            found[head].append(cells)
+            found[head].append(cells[:len(head)])
     return found
 
 
@@ -135,7 +135,7 @@ def test_spec_tables_are_the_readers():
     assert rows.pop("/layer_index")[1:5] == ["u16", "layer", "1", "always"]
     assert {path.removeprefix("/rotation/{key,value}").removeprefix("/{key,value}/"): tuple(row[1:5])
             for path, row in rows.items()} == fields
-    head = ("object", "name", "type", "required", "meaning")
+    head = ("object", "name", "type", "required", "since", "meaning")
     assert [tuple(row[:4]) for row in page[head]] == [(o, n, t, "yes" if r == "true" else "no") for o, n, t, r in attributes]
 
 
@@ -157,7 +157,7 @@ def test_written_file_has_what_the_spec_lists(artifact):
                         else item.attrs["axes"], item.attrs["unit"] if isinstance(item.attrs["unit"], str)
                         else item.attrs["unit"].decode()]
                  for name, item in objects(file).items() if isinstance(item, h5py.Dataset)}
-        for row in page[("object", "name", "type", "required", "meaning")]:
+        for row in page[("object", "name", "type", "required", "since", "meaning")]:
             assert (row[1] in file[row[0]].attrs) == (row[3] == "yes"), row
     assert found == wanted
 
@@ -205,8 +205,9 @@ def test_activations_are_the_specs(tmp_path):
         make("activations", folder, dtype)
         manifest = json.loads((folder / "manifest.json").read_text())
         page = tables("activations.md")
-        # left_out and samples_asked are there only when samples were, and the last three where runs were merged.
-        merged = ["sources", "sample_source", "sample_number"]
+        # left_out and samples_asked are there only when samples were, the others where samples differ in length, texts are
+        # several, or runs were merged.
+        merged = ["lengths", "parts", "sample_part", "sources", "sample_source", "sample_number"]
         assert [row[0] for row in page[MEMBERS]] == [*manifest, "left_out", "samples_asked", *manifest["settings"], *merged]
         types = {"integer": int, "text": str, "boolean": bool, "object": dict, "integers": list, "texts": list}
         for name, stated, *_ in page[MEMBERS]:
@@ -219,7 +220,7 @@ def test_activations_are_the_specs(tmp_path):
             data = (folder / name).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["bytes"], entry["sha256"])
         with h5py.File(folder / "s0001/l0002.h5") as shard:
-            rows = page[("path", "type", "axes", "unit", "meaning")]
+            rows = page[("path", "type", "axes", "unit", "required", "since", "meaning")]
             assert sorted(row[0] for row in rows) == sorted("/" + name for name in shard)
             for row in rows:
                 item = shard[row[0]]
