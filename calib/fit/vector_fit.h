@@ -20,8 +20,8 @@ namespace kvcc {
 struct VectorFitSettings {
   int64_t held_out = 0;     ///< last samples that have no part in the fit; errors on them correct the tables
   double shrink = 0.1;      ///< of the metric, towards its diagonal
-  double own_spread = 1;    ///< FisherOptions::own_weight
-  double own_weight = 0.2;  ///< of smoothed_weights()
+  double own_spread = 0.3;  ///< FisherOptions::own_weight
+  double own_weight = 0.1;  ///< of smoothed_weights()
   int weight_cells = 5;     ///< likewise, its bits
   int table_rounds = 2;     ///< of Lloyd for each width of the tables
   int final_rounds = 12;    ///< … for the codebooks that are kept
