@@ -45,7 +45,7 @@ void define(CLI::App& app, Options& o) {
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
   app.add_option("-o,--output", o.output,
                  "NAME.kvcb; with several schemes NAME.SCHEME.kvcb each (default: MODEL's name, in this folder)");
-  app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-nuq4-1%-sink1)");
+  app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-2 and kvcc-3; with --compile kvcc-nuq4-1%-sink1)");
   app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90,cpu");
   CLI::Option* evaluate = app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
   kvcc::cli::define_text(app, o.text, "sample", "wikitext-2");
@@ -96,12 +96,18 @@ void append(std::vector<std::string>& to, const std::string& option, const std::
 class Calibration {
  public:
   Calibration(const Options& options, const Common& common) : o_(options), common_(common) {
-    if (o_.schemes.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
+    // There are no kernels of vector codebooks yet.
+    if (o_.schemes.empty() && !o_.archs.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
+    if (o_.schemes.empty()) o_.schemes = {"kvcc-2", "kvcc-3"};
     for (std::string& scheme : o_.schemes) {
       const kvcc::Scheme parsed = kvcc::parse_scheme(scheme);
       if (!parsed.needs_calibration())
         throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + scheme, "nothing to calibrate for it",
                           "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + scheme);
+      if (parsed.is_vector() && !o_.archs.empty())
+        throw kvcc::Error(kvcc::ErrorKind::usage, "--compile", "with --scheme " + scheme,
+                          "a scheme of scalar levels such as kvcc-nuq4-1%-sink1",
+                          "there are no kernels of vector codebooks yet");
       scheme = kvcc::short_name(parsed);
     }
     check_evaluation();
