@@ -40,6 +40,7 @@ class Evaluation {
       : o_(options), common_(common), files_(kvcc::open_model(options.model)), model_(kvcc::model_info(files_)) {}
 
   int run() {
+    kvcc::reuse_freed_memory();
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     if (!o_.html.empty()) {
       if (!o_.tasks.tasks.empty()) {

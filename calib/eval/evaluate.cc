@@ -22,7 +22,7 @@ namespace kvcc {
 namespace {
 
 /// Runs of which a window's predictions are compared together, so that full precision's are made once for all of them.
-constexpr size_t kTogether = 4;
+constexpr size_t kTogether = 8;
 
 CacheShape shape_of(const DecoderConfig& c) {
   return {static_cast<int>(c.cached_layers().size()), static_cast<int>(c.query_heads), static_cast<int>(c.kv_heads),
@@ -179,8 +179,8 @@ class Evaluation {
     {
       const Seconds seconds(record.seconds);
       for_chunks(ids, [&](int64_t begin, int64_t rows, std::vector<int32_t> labels) {
-        const at::Tensor logits = decoder_.logits(reference.normed.narrow(0, begin, rows));
-        ReferenceChunk(logits, std::move(labels)).add_self(record.predictions);
+        ReferenceChunk(decoder_.logits(reference.normed.narrow(0, begin, rows)), std::move(labels))
+            .add_self(record.predictions);
       });
     }
     record.seconds += reference.seconds;
