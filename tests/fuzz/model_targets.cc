@@ -131,6 +131,15 @@ KVCC_FUZZ(tokenizer_json) {
   tokenizer->sha256();
 }
 
+/// SentencePiece's own format.
+KVCC_FUZZ(tokenizer_model) {
+  TokenizerSource source;
+  source.sentencepiece_path = source.place = put_file("tokenizer.model", input);
+  const auto tokenizer = make_tokenizer(source);
+  encode(*tokenizer, "the <|x|>  12\n\xff \xd0\xb9 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", false);
+  tokenizer->sha256();
+}
+
 KVCC_FUZZ(npy) { read_npy_ids(put_file("ids.npy", input)); }
 
 /// The first line is a splitting pattern, the rest is text.
