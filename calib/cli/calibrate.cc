@@ -8,11 +8,13 @@
 #include "calib/cli/artifact_name.h"
 #include "calib/cli/stage_chain.h"
 #include "calib/cli/text_options.h"
+#include "calib/report/html_report.h"
 #include "codegen/build/cxx.h"
 #include "codegen/build/nvcc.h"
 #include "datasets/datasets.h"
 #include "formats/cli/program.h"
 #include "formats/core/effective_bits.h"
+#include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/core/json.h"
 #include "formats/core/text.h"
@@ -36,7 +38,7 @@ struct Options {
   std::string acts_dtype = "f32", recompute = "auto", on_nonfinite = "stop", max_memory;
   int64_t samples = 16, seqlen = 2048, seed = 0;
   // eval
-  std::string eval_dataset, eval_ids;
+  std::string eval_dataset, eval_ids, html;
   std::vector<std::string> eval_text;
   int64_t windows = 8, eval_seqlen = 2048;
 };
@@ -45,7 +47,8 @@ void define(CLI::App& app, Options& o) {
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
   app.add_option("-o,--output", o.output,
                  "NAME.kvcb; with several schemes NAME.SCHEME.kvcb each (default: MODEL's name, in this folder)");
-  app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-nuq4-1%-sink1)");
+  app.add_option("--scheme", o.schemes,
+                 "scheme to fit, may be repeated (default: kvcc-2 and kvcc-3; with --compile kvcc-nuq4-1%-sink1)");
   app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90,cpu");
   CLI::Option* evaluate = app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
   kvcc::cli::define_text(app, o.text, "sample", "wikitext-2");
@@ -75,6 +78,7 @@ void define(CLI::App& app, Options& o) {
   CLI::Option* ids = app.add_option("--eval-ids", o.eval_ids, "evaluation token ids, .npy")->needs(evaluate);
   dataset->excludes(text)->excludes(ids);
   text->excludes(ids);
+  app.add_option("--html", o.html, "also write the evaluation as a report to look at, one HTML file")->needs(evaluate);
 }
 
 /// Whether a record has what the table is made from.
@@ -96,15 +100,26 @@ void append(std::vector<std::string>& to, const std::string& option, const std::
 class Calibration {
  public:
   Calibration(const Options& options, const Common& common) : o_(options), common_(common) {
-    if (o_.schemes.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
+    // There are no kernels of vector codebooks yet.
+    if (o_.schemes.empty() && !o_.archs.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
+    if (o_.schemes.empty()) o_.schemes = {"kvcc-2", "kvcc-3"};
     for (std::string& scheme : o_.schemes) {
       const kvcc::Scheme parsed = kvcc::parse_scheme(scheme);
+      if (parsed.needs_rotations())
+        throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + scheme, "rotations that no artifact holds",
+                          "a scheme of static scales or codebooks",
+                          "kvcc eval MODEL --scheme " + scheme + " makes them from --calibration");
       if (!parsed.needs_calibration())
         throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + scheme, "nothing to calibrate for it",
                           "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + scheme);
+      if (parsed.is_vector() && !o_.archs.empty())
+        throw kvcc::Error(kvcc::ErrorKind::usage, "--compile", "with --scheme " + scheme,
+                          "a scheme of scalar levels such as kvcc-nuq4-1%-sink1",
+                          "there are no kernels of vector codebooks yet");
       scheme = kvcc::short_name(parsed);
     }
     check_evaluation();
+    if (!o_.html.empty()) kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     check_archs();
     if (!fs::exists(o_.model))
       throw kvcc::bad_input(o_.model, "no such file or folder", "a .gguf file or a Hugging Face directory");
@@ -125,6 +140,7 @@ class Calibration {
       fit();
       if (!o_.archs.empty()) compile();
       if (o_.evaluate) evaluate();
+      write_html();
     } catch (const kvcc::cli::StageFailed& failed) {
       return report_failure(failed, common_);
     }
@@ -270,6 +286,15 @@ class Calibration {
     evaluation_ = stage_document("eval", chain_stage("eval", a, common_).output);
     evaluation_["key"] = key;
     kvcc::write_text_file(path, evaluation_.dump(1) + "\n");
+  }
+
+  /// Also of an evaluation that was up to date.
+  void write_html() const {
+    if (o_.html.empty()) return;
+    Json document = evaluation_;
+    document.erase("key");
+    kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
+    spdlog::info("{}: the report", o_.html);
   }
 
   /// The evaluation's row of an artifact, or null.

@@ -41,12 +41,10 @@ class Evaluation {
       : o_(options), common_(common), files_(kvcc::open_model(options.model)), model_(kvcc::model_info(files_)) {}
 
   int run() {
+    kvcc::reuse_freed_memory();
     if (!files_.left_out.empty()) spdlog::info("{}: {}", o_.model, files_.left_out);
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     if (!o_.html.empty()) {
-      if (!o_.tasks.tasks.empty()) {
-        throw kvcc::Error(kvcc::ErrorKind::usage, "--html", "does not go with --task", "one of them");
-      }
       kvcc::cli::check_replaced(o_.html, {"<!doctype html>", "content=\"kvcc "}, "--html");
       kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     }
@@ -68,14 +66,12 @@ class Evaluation {
     }
     spdlog::info("{} windows of {}{} tokens from {}, {} schemes", text.windows.size(),
                  text.has_one_length() ? "" : "at most ", text.longest(), text.name, subjects_.size() + 1);
+    add_rotations();
     const kvcc::EvalReport report = evaluate(text);
     const kvcc::cli::EvalTable table{o_.model,  model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0,
                                      o_.weights};
     const Json document = kvcc::cli::eval_json(table, text, report);
-    if (!o_.html.empty()) {
-      kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
-      spdlog::info("{}: the report", o_.html);
-    }
+    write_html(document);
     if (common_.json) {
       kvcc::cli::print_json(document);
     } else {
@@ -121,7 +117,48 @@ class Evaluation {
                                         {"--task", !o_.tasks.tasks.empty()}}) {
       if (given) throw kvcc::Error(kvcc::ErrorKind::usage, option, "does not go with --evict", "one of them");
     }
-    subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
+    subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, nullptr, "", "fp"});
+  }
+
+  void write_html(const Json& document) const {
+    if (o_.html.empty()) return;
+    kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
+    spdlog::info("{}: the report", o_.html);
+  }
+
+  /// Of the subjects whose schemes need them; equal schemes but for their exact tokens share them.
+  void add_rotations() {
+    std::vector<std::pair<kvcc::Scheme, std::shared_ptr<const kvcc::SpectralRotations>>> made;
+    std::vector<std::vector<int32_t>> windows;
+    for (kvcc::EvalSubject& subject : subjects_) {
+      if (!subject.scheme.needs_rotations()) continue;
+      kvcc::Scheme alike = subject.scheme;
+      alike.sink = alike.residual = 0;
+      const auto there = std::find_if(made.begin(), made.end(), [&](const auto& one) { return one.first == alike; });
+      if (there != made.end()) {
+        subject.rotations = there->second;
+        continue;
+      }
+      if (windows.empty()) windows = calibration_windows();
+      kvcc::cli::Progress progress("rotations", windows.size(), common_.quiet);
+      subject.rotations = kvcc::make_rotations(files_, subject.scheme, windows, common_.threads,
+                                               [&](uint64_t done) { progress.set(done); });
+      made.emplace_back(alike, subject.rotations);
+    }
+  }
+
+  std::vector<std::vector<int32_t>> calibration_windows() const {
+    kvcc::cli::TextOptions text;
+    text.bos = o_.text.bos;
+    if (o_.calibration.ends_with(".npy")) {
+      text.ids = o_.calibration;
+    } else if (!o_.calibration.empty()) {
+      text.datasets = {o_.calibration};
+    }
+    kvcc::cli::TextSource source(files_, text, common_, "wikitext-2");
+    kvcc::MixedSamples samples = source.cut(o_.calibration_samples, o_.seqlen);
+    source.sample_self(samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
+    return std::move(samples.ids);
   }
 
   /// With full precision's cache first, so that what the weights alone do is seen.
@@ -132,6 +169,7 @@ class Evaluation {
   }
 
   int run_tasks() {
+    add_rotations();
     kvcc::cli::TaskOptions options = o_.tasks;
     options.seed = static_cast<uint64_t>(o_.seed);
     options.beyond_context = o_.beyond_context;
@@ -161,7 +199,12 @@ class Evaluation {
       row["tasks"] = kvcc::cli::task_json(report, i);
       document["results"].push_back(row);
     }
-    kvcc::cli::print_json(document);
+    write_html(document);
+    if (common_.json) {
+      kvcc::cli::print_json(document);
+    } else {
+      std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
+    }
     return 0;
   }
 
@@ -187,7 +230,10 @@ class Evaluation {
         });
     progress.reset();
     std::error_code ignored;
-    if (o_.journal.empty()) fs::remove(path, ignored);
+    if (o_.journal.empty()) {
+      fs::remove(path, ignored);
+      fs::remove(fs::path(path).parent_path(), ignored);  // unless others have journals there
+    }
     return report;
   }
 
@@ -262,7 +308,7 @@ class Evaluation {
       }
       const kvcc::Scheme scheme = with_exact_tokens(codebook.scheme);
       std::string name = kvcc::short_name(codebook.scheme);
-      subjects_.push_back({scheme, std::move(codebook), path, std::move(name)});
+      subjects_.push_back({scheme, std::move(codebook), nullptr, path, std::move(name)});
     }
   }
 
@@ -279,7 +325,8 @@ class Evaluation {
     }
     for (size_t i = 0; i < names.size(); ++i) {
       const kvcc::Scheme scheme = kvcc::parse_scheme(names[i]);
-      if (scheme.needs_calibration()) {
+      const bool turns = scheme.needs_rotations() && (i < o_.schemes.size() || !o_.calibration.empty());
+      if (scheme.needs_calibration() && !turns) {
         if (i >= o_.schemes.size()) continue;
         throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + names[i], "needs statistics of the model",
                           "a scheme that works on-line, such as int4",
@@ -288,12 +335,12 @@ class Evaluation {
       }
       if (scheme.is_full()) continue;  // always there
       const kvcc::Scheme exact = with_exact_tokens(scheme);
-      if (i >= o_.schemes.size() && !fits(exact, names[i])) continue;
+      if (i >= o_.schemes.size() && !turns && !fits(exact, names[i])) continue;
       const auto there = std::find_if(subjects_.begin(), subjects_.end(), [&](const auto& subject) {
         return !subject.codebook && subject.scheme == exact;
       });
       if (there == subjects_.end()) {
-        subjects_.push_back({exact, std::nullopt, "", kvcc::short_name(scheme)});
+        subjects_.push_back({exact, std::nullopt, nullptr, "", kvcc::short_name(scheme)});
       } else if (i < o_.schemes.size()) {
         spdlog::warn("--scheme {}: the same as {}, which is there already; it is run once", names[i], there->name);
       }
@@ -303,8 +350,8 @@ class Evaluation {
   /// Whether a preset goes with the model's geometry; of those that --schemes-all names, others are left out.
   bool fits(const kvcc::Scheme& scheme, const std::string& name) const {
     try {
-      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::key);
-      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::value);
+      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::key, 0);
+      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::value, 0);
       return true;
     } catch (const kvcc::Error& error) {
       spdlog::warn("{} is left out: {}", name, error.what());

@@ -11,6 +11,13 @@ void define_eval(CLI::App& app, EvalSettings& o) {
   app.add_option("--weights", o.weights,
                  "Quantised weights W.kvcw (kvcc fit-weights): every scheme runs on them, and they alone; KL and dNLL "
                  "stay against the model's own weights");
+  app.add_option(
+      "--calibration", o.calibration,
+      "Text D[:split], or token ids .npy, from which rotations are made for oscar-qk, which no artifact holds "
+      "(default wikitext-2; with it --schemes-all has oscar-qk too)");
+  app.add_option("--calibration-samples", o.calibration_samples, "Windows of it, of --seqlen tokens")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20).description(""));
   app.add_flag("--schemes-all", o.all_schemes, "All presets that need no artifact");
   define_text(app, o.text, "window", kEvalDataset);
   app.add_option("--windows", o.windows, "Windows from the start of the text; 0: all of it (with --dataset self: 8)")

@@ -193,7 +193,7 @@ class Fit {
         }
         job.scheme.budget = options_.budget;
       }
-      if (!job.scheme.needs_calibration()) {
+      if (!job.scheme.needs_calibration() || job.scheme.needs_rotations()) {
         throw Error(ErrorKind::usage, "--scheme " + text, "nothing to fit for it",
                     "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + text);
       }

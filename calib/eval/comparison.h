@@ -18,12 +18,12 @@ struct Predictions {
 /// Full precision's predictions of a chunk of tokens, made once and compared with every scheme.
 class ReferenceChunk {
  public:
-  /// logits [rows, vocab]; labels [rows], the ids that follow.
-  ReferenceChunk(const at::Tensor& logits, std::vector<int32_t> labels);
+  /// logits [rows, vocab], whose memory is used; labels [rows], the ids that follow.
+  ReferenceChunk(at::Tensor logits, std::vector<int32_t> labels);
   /// Adds full precision's own predictions.
   void add_self(Predictions& out) const;
-  /// Adds a scheme's, from its logits of the same tokens.
-  void add(const at::Tensor& logits, Predictions& out) const;
+  /// Adds a scheme's, from its logits of the same tokens, which are overwritten.
+  void add(at::Tensor logits, Predictions& out) const;
 
  private:
   at::Tensor log_probability_, probability_;  ///< [rows, vocab]

@@ -1,5 +1,6 @@
 #include "calib/model/memory.h"
 
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -103,6 +104,14 @@ void require_memory(const std::string& place, uint64_t needed, uint64_t limit, c
   throw Error(ErrorKind::resource, place, "needs about " + human_bytes(needed) + " of memory",
               "at most " + human_bytes(limit) + (option.empty() ? ", which is what there is" : " (" + option + ")"),
               hint);
+}
+
+void reuse_freed_memory() {
+#if defined(__GLIBC__)
+  constexpr int kLargestThreshold = 32 << 20;  // the most that glibc takes
+  mallopt(M_MMAP_THRESHOLD, kLargestThreshold);
+  mallopt(M_TRIM_THRESHOLD, -1);
+#endif
 }
 
 }  // namespace kvcc

@@ -75,6 +75,7 @@ const std::vector<std::string_view> kEvaluationScripts = {"base.js",
                                                           "evaluation_data.js",
                                                           "evaluation_charts.js",
                                                           "evaluation_lines.js",
+                                                          "evaluation_tasks.js",
                                                           "evaluation_page.js"};
 
 const std::vector<std::string_view> kAblationScripts = {"base.js", "scale.js", "chart.js", "ablation_page.js"};

@@ -158,3 +158,14 @@ def test_an_installed_tree_works_elsewhere(work, tmp_path):
          kvcc_program=program)
     kvcc("compile", rows[0]["codebook"], "--arch", "sm_80", "-o", tmp_path / "units", "--emit-only", kvcc_program=program)
     assert list((tmp_path / "units").glob("*.cu"))
+
+
+def test_default_schemes_are_vector_codebooks(work, tmp_path):
+    arguments = ["calibrate", work / "tiny", "-o", tmp_path / "d.kvcb", "--ids", work / "calibration.npy", "--samples", 4, "--seqlen", 128]
+    document = kvcc_json(*arguments)
+    assert [row["scheme"] for row in document["results"]] == ["kvcc-2", "kvcc-3"]
+    for row in document["results"]:
+        assert row["effective_bits"] <= float(row["scheme"][-1]) + 0.05 + 1e-9 and row["fit_seconds"] > 0
+        kvcc("validate", row["codebook"])
+    _, err = kvcc(*arguments, "--scheme", "kvcc-2", "--compile", "sm_80", code=2)
+    assert "no kernels of vector codebooks yet" in err
