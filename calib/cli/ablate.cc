@@ -13,6 +13,7 @@
 #include "calib/report/html_report.h"
 #include "calib/text/mixture.h"
 #include "datasets/datasets.h"
+#include "formats/cli/output.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/store/activations.h"
@@ -89,7 +90,10 @@ class Ablate {
       }
       schemes_.push_back(short_name(parsed));
     }
-    if (!o_.html.empty()) kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
+    if (!o_.html.empty()) {
+      kvcc::cli::check_replaced(o_.html, {"<!doctype html>", "content=\"kvcc "}, "--html");
+      kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
+    }
   }
 
   int run() {

@@ -11,6 +11,7 @@
 #include "calib/collect/weight_fisher.h"
 #include "calib/fit/weight_fit.h"
 #include "calib/report/weights_report.h"
+#include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -101,6 +102,7 @@ class WeightsFit {
 
   int run() {
     for (const Job& job : jobs_) {
+      if (common_.force) kvcc::cli::check_replaced(job.output, {"\x89HDF"}, "kvcc fit-weights");
       if (common_.force || !fs::exists(job.output)) continue;
       throw kvcc::bad_input(job.output, "exists", "", "--force replaces it");
     }

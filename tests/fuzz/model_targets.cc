@@ -132,11 +132,12 @@ KVCC_FUZZ(tokenizer_json) {
   tokenizer->sha256();
 }
 
-KVCC_FUZZ(sentencepiece) {
+/// SentencePiece's own format.
+KVCC_FUZZ(tokenizer_model) {
   TokenizerSource source;
   source.sentencepiece_path = source.place = put_file("tokenizer.model", input);
   const auto tokenizer = make_tokenizer(source);
-  encode(*tokenizer, "the <s>  12\n\xff \xd0\xb9 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab \xef\xac\x81", false);
+  encode(*tokenizer, "the <|x|>  12\n\xff \xd0\xb9 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", false);
   tokenizer->sha256();
 }
 

@@ -32,6 +32,13 @@ def document(place):
     return kvcc_json(*options(place), "--html", place / "page.html", "--keep-activations")
 
 
+def test_a_mistyped_name_of_the_page_harms_nothing(place):
+    config = place / "model" / "config.json"
+    before = config.read_bytes()
+    assert f"{config}: is there and no earlier result of --html" in kvcc(*options(place, out="none"), "--html", config, code=3)[1]
+    assert config.read_bytes() == before and not (place / "none").exists()
+
+
 def test_points_are_the_axes(document):
     points = [(p["samples"], p["seqlen"], p["dataset"], p["seed"], tuple(p["axes"])) for p in document["points"] if p["scheme"] == SCHEMES[0]]
     assert sorted(points) == sorted([(3, 40, "a.npy", 0, ("samples", "seqlen", "domain", "seed")), (2, 40, "a.npy", 0, ("samples",)),

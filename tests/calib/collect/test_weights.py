@@ -245,6 +245,10 @@ def test_refusals(tiny, tmp_path):
     folder, _, _, _, fitted = tiny
     common = [folder / "model", "--ids", folder / "ids.npy", *SAMPLES]
     assert "--force" in run("fit-weights", *common, "-o", fitted[3], code=3).stderr
+    note = tmp_path / "note"
+    note.write_text("kept\n")
+    assert f"{note}: is there and no earlier result" in run("fit-weights", *common, "-o", note, "--force", code=3).stderr
+    assert note.read_text() == "kept\n"
     assert "--sensitive" in run("fit-weights", *common, "-o", tmp_path / "w", "--sparse", "1%", "--sensitive", "2%", code=2).stderr
     assert "--sparse" in run("fit-weights", *common, "-o", tmp_path / "w", "--sparse", "some", code=2).stderr
     run("fit-weights", *common, "-o", tmp_path / "w", "--bits", 9, code=2)
