@@ -165,7 +165,7 @@ class Evaluation {
   void set_weights() {
     weights_ = kvcc::read_weights_for(o_.weights, files_, model_);
     options_.weights = &*weights_;
-    if (subjects_.empty()) subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
+    if (subjects_.empty()) subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, nullptr, "", "fp"});
   }
 
   int run_tasks() {
