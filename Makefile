@@ -37,7 +37,7 @@ APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip cu
 
 BROWSER := chromium fonts-dejavu-core
 
-.PHONY: build tests demo test full check format bench bars fuzz install clean help deps apt venv oracles browser nvcc model text golden
+.PHONY: build tests demo test full check format bench results bars fuzz install clean help deps apt venv oracles browser nvcc model text golden
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -149,6 +149,21 @@ golden: tests oracles browser  ## rewrite the kept emitted units and pictures of
 bench: tests oracles model nvcc  ## speed and memory as ratios against the reference, in one run; predicted times of the kernels (about ten minutes)
 	@$(PY) tests/bench/bench.py --kvcc $(KVCC) --model $(MODEL)
 	@KVCC_BUILD=$(abspath $(BUILD)) $(PY) tests/bench/predictions.py
+
+# What calib/eval/RESULTS.md compares: every preset that needs no calibration, these, and these fitted ones.
+RESULTS      := demo/results
+RESULTS_MORE := kivi-2-g128 kivi-4-g128 kvarn-2-g64 kvarn-2-rms kvarn-2-fp8 turboquant-2-prod turboquant-3-prod turboquant-4-prod \
+                k=int3@postrope/channel:128,v=int3@token k=int3@prerope/channel:128,v=int3@token
+RESULTS_FIT  := $(foreach b,2 3 4,int$(b)-channel-prerope kvquant-nuq$(b) kvquant-nuq$(b)-1% kvquant-nuq$(b)-1%-sink1 kvcc-nuq$(b)-1%-sink1)
+results: build model  ## rewrite calib/eval/RESULTS.md from measurement (some hours; goes on where it was stopped)
+	@mkdir -p $(RESULTS)
+	$(KVCC) calibrate $(MODEL) -o $(RESULTS)/s.kvcb $(foreach s,$(RESULTS_FIT),--scheme '$(s)') --samples 16 --dataset wikitext-2
+	$(KVCC) eval $(MODEL) --schemes-all $(foreach s,$(RESULTS_MORE),--scheme '$(s)') \
+	  $(foreach s,$(RESULTS_FIT),--codebook '$(RESULTS)/s.$(s).kvcb') --calibration wikitext-2 --windows 8 --journal $(RESULTS)/journal.jsonl --resume --json \
+	  > $(RESULTS)/all.json
+	set -o pipefail; $(PY) tests/bench/results.py $(RESULTS)/all.json --nearest 10 | xargs -d '\n' $(KVCC) eval $(MODEL) --windows 40 \
+	  --mode full,pseudo-decode --journal $(RESULTS)/journal.jsonl --resume --json > $(RESULTS)/front.json
+	$(PY) tests/bench/results.py $(RESULTS)/all.json --front $(RESULTS)/front.json -o calib/eval/RESULTS.md
 
 bars: tests oracles nvcc  ## rewrite the bars of the shipped kernels (kernels/list) from measurement
 	@$(PY) tests/codegen/measure_bars.py $(BUILD)

@@ -213,12 +213,21 @@ TaskSample if_eval(const Json& record, const std::string& place) {
     const std::string arguments = keywords.at(i).is_null() ? "{}" : keywords.at(i).dump();
     instructions.push_back(make_instruction(ids[i], arguments, sample.prompt, place));
   }
-  sample.score = [instructions](std::string_view answer) {
-    for (const Instruction& instruction : instructions) {
-      if (!instruction) return std::numeric_limits<double>::quiet_NaN();
-    }
+  const bool known = std::all_of(instructions.begin(), instructions.end(), [](const Instruction& i) { return !!i; });
+  sample.score = [instructions, known](std::string_view answer) {
+    if (!known) return std::numeric_limits<double>::quiet_NaN();
     return exact(
         std::all_of(instructions.begin(), instructions.end(), [&](const Instruction& i) { return i(answer); }));
+  };
+  sample.further = [instructions, known](std::string_view answer) -> std::vector<Points> {
+    if (!known) return {};
+    const auto all = static_cast<double>(instructions.size());
+    double strict = 0, loose = 0;
+    for (const Instruction& instruction : instructions) {
+      strict += instruction(answer) ? 1 : 0;
+      loose += follows_loosely(instruction, answer) ? 1 : 0;
+    }
+    return {{loose == all ? 1.0 : 0.0, 1}, {strict, all}, {loose, all}};
   };
   return sample;
 }
@@ -239,7 +248,11 @@ Task file_task(std::string_view name, const std::string& path, const FileTaskOpt
   if (!in) throw bad_input(path, "can't be read");
   Task task{std::string(name), "exact match", {}};
   if (name == "humaneval") task.metric = "pass@1";
-  if (name == "ifeval") task.metric = "all instructions followed (strict)";
+  if (name == "ifeval") {
+    task.metric = "all instructions followed (strict)";
+    task.further_metrics = {"all instructions followed (loose)", "instructions followed (strict)",
+                            "instructions followed (loose)"};
+  }
   if (name == "ruler") task.metric = "strings found";
   int64_t number = 0;
   for (std::string line; std::getline(in, line);) {

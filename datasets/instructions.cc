@@ -369,4 +369,20 @@ Instruction make_instruction(const std::string& id, const std::string& arguments
   return [check](std::string_view answer) { return !trimmed(answer).empty() && check(answer); };
 }
 
+bool follows_loosely(const Instruction& instruction, std::string_view answer) {
+  const size_t first = answer.find('\n'), last = answer.rfind('\n');
+  const bool lines = first != std::string_view::npos;
+  const std::string_view without_first = lines ? answer.substr(first + 1) : std::string_view();
+  const std::string_view without_last = lines ? answer.substr(0, last) : std::string_view();
+  const std::string_view without_both = lines && last > first ? answer.substr(first + 1, last - first - 1) : "";
+  for (const std::string_view part : {answer, without_first, without_last, without_both}) {
+    // What lines were cut from is trimmed there, and what they were not is not.
+    std::string text(part.size() == answer.size() ? part : trimmed(part));
+    if (instruction(text)) return true;
+    std::erase(text, '*');
+    if (instruction(text)) return true;
+  }
+  return false;
+}
+
 }  // namespace kvcc

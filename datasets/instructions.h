@@ -17,6 +17,10 @@ using Instruction = std::function<bool(std::string_view answer)>;
 Instruction make_instruction(const std::string& id, const std::string& arguments, const std::string& prompt,
                              const std::string& place);
 
+/// Whether the answer follows it loosely: as it is, without its first line, its last or both, each with and without
+/// asterisks; one of the eight that is not empty must do (IFEval's evaluation_lib, test_instruction_following_loose).
+bool follows_loosely(const Instruction& instruction, std::string_view answer);
+
 /// Sentences: runs that end in full stops, question or exclamation marks before white space or the end, abbreviations
 /// of titles and single letters not counted as ends.
 int64_t count_sentences(std::string_view text);

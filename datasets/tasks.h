@@ -9,18 +9,26 @@
 
 namespace kvcc {
 
+/// Points of an answer under one more metric, which is the sum of points over the sum of what was possible.
+struct Points {
+  double got = 0, possible = 0;
+};
+
 struct TaskSample {
   std::string prompt;
   bool chat = true;         ///< a user's message; false: a text to go on from
   int64_t max_tokens = 32;  ///< of the answer
   /// 0 (wrong) to 1 (right) of the generated text; NaN where it is not scored.
   std::function<double(std::string_view answer)> score;
+  /// Of Task::further_metrics, in their order; not set where there are none, empty where the sample is not scored.
+  std::function<std::vector<Points>(std::string_view answer)> further;
 };
 
 struct Task {
   std::string name;    ///< "passkey", "longbench:hotpotqa"
   std::string metric;  ///< what the score is: "exact match", "F1", …
   std::vector<TaskSample> samples;
+  std::vector<std::string> further_metrics;  ///< IFEval's others, as its source has four
 };
 
 struct SyntheticOptions {

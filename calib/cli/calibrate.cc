@@ -7,11 +7,13 @@
 
 #include "calib/cli/artifact_name.h"
 #include "calib/cli/stage.h"
+#include "calib/report/html_report.h"
 #include "codegen/build/cxx.h"
 #include "codegen/build/nvcc.h"
 #include "datasets/datasets.h"
 #include "formats/cli/program.h"
 #include "formats/core/effective_bits.h"
+#include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/core/text.h"
 #include "formats/store/codebook.h"
@@ -31,7 +33,7 @@ struct Options {
   std::vector<std::string> text;
   int64_t samples = 16, seqlen = 2048, seed = 0;
   // eval
-  std::string eval_dataset, eval_ids;
+  std::string eval_dataset, eval_ids, html;
   std::vector<std::string> eval_text;
   int64_t windows = 8, eval_seqlen = 2048;
 };
@@ -74,6 +76,7 @@ void define(CLI::App& app, Options& o) {
   CLI::Option* ids = app.add_option("--eval-ids", o.eval_ids, "evaluation token ids, .npy")->needs(evaluate);
   dataset->excludes(text)->excludes(ids);
   text->excludes(ids);
+  app.add_option("--html", o.html, "also write the evaluation as a report to look at, one HTML file")->needs(evaluate);
 }
 
 /// A stage that failed. It has said why on stderr; its exit code is ours, and with --json its document too.
@@ -115,12 +118,17 @@ class Calibration {
     if (o_.schemes.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
     for (std::string& scheme : o_.schemes) {
       const kvcc::Scheme parsed = kvcc::parse_scheme(scheme);
+      if (parsed.needs_rotations())
+        throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + scheme, "rotations that no artifact holds",
+                          "a scheme of static scales or codebooks",
+                          "kvcc eval MODEL --scheme " + scheme + " makes them from --calibration");
       if (!parsed.needs_calibration())
         throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + scheme, "nothing to calibrate for it",
                           "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + scheme);
       scheme = kvcc::short_name(parsed);
     }
     check_evaluation();
+    if (!o_.html.empty()) kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     check_archs();
     if (!fs::exists(o_.model))
       throw kvcc::bad_input(o_.model, "no such file or folder", "a .gguf file or a Hugging Face directory");
@@ -141,6 +149,7 @@ class Calibration {
       fit();
       if (!o_.archs.empty()) compile();
       if (o_.evaluate) evaluate();
+      write_html();
     } catch (const StageFailed& failed) {
       return report(failed);
     }
@@ -300,6 +309,15 @@ class Calibration {
     evaluation_ = parse_output("eval", stage("eval", a, common_).output);
     evaluation_["key"] = key;
     kvcc::write_text_file(path, evaluation_.dump(1) + "\n");
+  }
+
+  /// Also of an evaluation that was up to date.
+  void write_html() const {
+    if (o_.html.empty()) return;
+    Json document = evaluation_;
+    document.erase("key");
+    kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
+    spdlog::info("{}: the report", o_.html);
   }
 
   /// The evaluation's row of an artifact, or null.

@@ -42,12 +42,7 @@ class Evaluation {
   int run() {
     kvcc::reuse_freed_memory();
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
-    if (!o_.html.empty()) {
-      if (!o_.tasks.tasks.empty()) {
-        throw kvcc::Error(kvcc::ErrorKind::usage, "--html", "does not go with --task", "one of them");
-      }
-      kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
-    }
+    if (!o_.html.empty()) kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     set_options();
     add_codebooks();
     add_schemes();
@@ -65,13 +60,11 @@ class Evaluation {
     }
     spdlog::info("{} windows of {} tokens from {}, {} schemes", text.windows.size(), text.windows[0].size(), text.name,
                  subjects_.size() + 1);
+    add_rotations();
     const kvcc::EvalReport report = evaluate(text);
     const kvcc::cli::EvalTable table{o_.model, model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0};
     const Json document = kvcc::cli::eval_json(table, text, report);
-    if (!o_.html.empty()) {
-      kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
-      spdlog::info("{}: the report", o_.html);
-    }
+    write_html(document);
     if (common_.json) {
       kvcc::cli::print_json(document);
     } else {
@@ -117,10 +110,53 @@ class Evaluation {
                                         {"--task", !o_.tasks.tasks.empty()}}) {
       if (given) throw kvcc::Error(kvcc::ErrorKind::usage, option, "does not go with --evict", "one of them");
     }
-    subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, "", "fp"});
+    subjects_.push_back({kvcc::parse_scheme("fp"), std::nullopt, nullptr, "", "fp"});
+  }
+
+  void write_html(const Json& document) const {
+    if (o_.html.empty()) return;
+    kvcc::write_text_file(o_.html, kvcc::evaluation_html(document));
+    spdlog::info("{}: the report", o_.html);
+  }
+
+  /// Of the subjects whose schemes need them; equal schemes but for their exact tokens share them.
+  void add_rotations() {
+    std::vector<std::pair<kvcc::Scheme, std::shared_ptr<const kvcc::SpectralRotations>>> made;
+    std::vector<std::vector<int32_t>> windows;
+    for (kvcc::EvalSubject& subject : subjects_) {
+      if (!subject.scheme.needs_rotations()) continue;
+      kvcc::Scheme alike = subject.scheme;
+      alike.sink = alike.residual = 0;
+      const auto there = std::find_if(made.begin(), made.end(), [&](const auto& one) { return one.first == alike; });
+      if (there != made.end()) {
+        subject.rotations = there->second;
+        continue;
+      }
+      if (windows.empty()) windows = calibration_windows();
+      kvcc::cli::Progress progress("rotations", windows.size(), common_.quiet);
+      subject.rotations = kvcc::make_rotations(files_, subject.scheme, windows, common_.threads,
+                                               [&](uint64_t done) { progress.set(done); });
+      made.emplace_back(alike, subject.rotations);
+    }
+  }
+
+  std::vector<std::vector<int32_t>> calibration_windows() const {
+    kvcc::CorpusRequest request;
+    request.bos = o_.bos;
+    request.cache_dir = common_.cache_dir;
+    const bool ids = o_.calibration.ends_with(".npy");
+    if (ids) request.ids = o_.calibration;
+    if (!ids) request.dataset = o_.calibration.empty() ? "wikitext-2" : o_.calibration;
+    std::unique_ptr<kvcc::Tokenizer> tokenizer;
+    if (!ids || o_.bos == "on") tokenizer = kvcc::make_tokenizer(files_.tokenizer);
+    const kvcc::Corpus corpus = kvcc::cli::load_corpus(request, tokenizer.get(), common_.quiet);
+    kvcc::Samples samples = kvcc::cut_windows(corpus, o_.calibration_samples, o_.seqlen);
+    kvcc::cli::warn_if_fewer(o_.calibration_samples, samples, corpus, "windows");
+    return std::move(samples.ids);
   }
 
   int run_tasks() {
+    add_rotations();
     kvcc::cli::TaskOptions options = o_.tasks;
     options.seed = static_cast<uint64_t>(o_.seed);
     options.beyond_context = o_.beyond_context;
@@ -132,10 +168,6 @@ class Evaluation {
       options.prompt_quantised = mode == "full";
     }
     const kvcc::cli::TaskReport report = kvcc::cli::run_tasks(files_, model_, subjects_, options, common_);
-    if (!common_.json) {
-      std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
-      return 0;
-    }
     Json document{
         {"model", o_.model}, {"seed", o_.seed}, {"mode", options.prompt_quantised ? "full" : "prefill-exact"}};
     document["results"] = Json::array();
@@ -147,7 +179,12 @@ class Evaluation {
       row["tasks"] = kvcc::cli::task_json(report, i);
       document["results"].push_back(row);
     }
-    kvcc::cli::print_json(document);
+    write_html(document);
+    if (common_.json) {
+      kvcc::cli::print_json(document);
+    } else {
+      std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
+    }
     return 0;
   }
 
@@ -173,7 +210,10 @@ class Evaluation {
         });
     progress.reset();
     std::error_code ignored;
-    if (o_.journal.empty()) fs::remove(path, ignored);
+    if (o_.journal.empty()) {
+      fs::remove(path, ignored);
+      fs::remove(fs::path(path).parent_path(), ignored);  // unless others have journals there
+    }
     return report;
   }
 
@@ -230,7 +270,7 @@ class Evaluation {
       }
       const kvcc::Scheme scheme = with_exact_tokens(codebook.scheme);
       std::string name = kvcc::short_name(codebook.scheme);
-      subjects_.push_back({scheme, std::move(codebook), path, std::move(name)});
+      subjects_.push_back({scheme, std::move(codebook), nullptr, path, std::move(name)});
     }
   }
 
@@ -247,7 +287,8 @@ class Evaluation {
     }
     for (size_t i = 0; i < names.size(); ++i) {
       const kvcc::Scheme scheme = kvcc::parse_scheme(names[i]);
-      if (scheme.needs_calibration()) {
+      const bool turns = scheme.needs_rotations() && (i < o_.schemes.size() || !o_.calibration.empty());
+      if (scheme.needs_calibration() && !turns) {
         if (i >= o_.schemes.size()) continue;
         throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + names[i], "needs statistics of the model",
                           "a scheme that works on-line, such as int4",
@@ -256,12 +297,12 @@ class Evaluation {
       }
       if (scheme.is_full()) continue;  // always there
       const kvcc::Scheme exact = with_exact_tokens(scheme);
-      if (i >= o_.schemes.size() && !fits(exact, names[i])) continue;
+      if (i >= o_.schemes.size() && !turns && !fits(exact, names[i])) continue;
       const auto there = std::find_if(subjects_.begin(), subjects_.end(), [&](const auto& subject) {
         return !subject.codebook && subject.scheme == exact;
       });
       if (there == subjects_.end()) {
-        subjects_.push_back({exact, std::nullopt, "", kvcc::short_name(scheme)});
+        subjects_.push_back({exact, std::nullopt, nullptr, "", kvcc::short_name(scheme)});
       } else if (i < o_.schemes.size()) {
         spdlog::warn("--scheme {}: the same as {}, which is there already; it is run once", names[i], there->name);
       }
@@ -271,8 +312,8 @@ class Evaluation {
   /// Whether a preset goes with the model's geometry; of those that --schemes-all names, others are left out.
   bool fits(const kvcc::Scheme& scheme, const std::string& name) const {
     try {
-      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::key);
-      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::value);
+      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::key, 0);
+      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::value, 0);
       return true;
     } catch (const kvcc::Error& error) {
       spdlog::warn("{} is left out: {}", name, error.what());

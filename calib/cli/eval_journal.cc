@@ -1,5 +1,10 @@
 #include "calib/cli/eval_journal.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <bit>
 #include <cerrno>
 #include <filesystem>
@@ -97,9 +102,9 @@ JournalFile::JournalFile(std::string path, const std::string& identity,
     window_keys_.push_back(sha256_hex(bytes));
   }
   const Json header{{"kind", kKind}, {"version", kVersion}, {"identity", identity}};
-  if (const fs::path folder = fs::path(path_).parent_path(); !folder.empty()) make_folder(folder);
+  take();
   uintmax_t whole = 0;  // bytes of whole lines
-  if (resume && fs::exists(path_)) {
+  if (resume) {
     const std::string text = read_text_file(path_);
     size_t number = 0;
     for (size_t begin = 0, end = 0; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
@@ -128,6 +133,31 @@ JournalFile::JournalFile(std::string path, const std::string& identity,
   out_.open(path_, std::ios::app);
   if (whole == 0) out_ << header.dump() << '\n' << std::flush;
   if (!out_) throw write_error(path_, errno);
+}
+
+JournalFile::~JournalFile() {
+  if (lock_ >= 0) ::close(lock_);
+}
+
+/// Opens the file, which is made when it isn't there, and locks it.
+void JournalFile::take() {
+  const fs::path folder = fs::path(path_).parent_path();
+  for (int attempt = 0;; ++attempt) {
+    if (!folder.empty()) make_folder(folder);
+    if (fs::is_directory(path_)) throw bad_input(path_, "is a folder", "the name of a file to write");
+    lock_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (lock_ < 0 && errno == ENOENT && attempt < 10) continue;  // another evaluation removed the empty folder
+    if (lock_ < 0) throw write_error(path_, errno);
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return;  // a file system without locks
+      ::close(std::exchange(lock_, -1));
+      throw bad_input(path_, "another evaluation is writing it", "one writer at a time",
+                      "wait for it to end, or give another --journal");
+    }
+    struct stat locked = {}, there = {};
+    if (::fstat(lock_, &locked) == 0 && ::stat(path_.c_str(), &there) == 0 && locked.st_ino == there.st_ino) return;
+    ::close(std::exchange(lock_, -1));  // its last writer has removed it since it was opened
+  }
 }
 
 std::optional<WindowRecord> JournalFile::find(const std::string& run, size_t window) {

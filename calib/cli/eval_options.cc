@@ -6,6 +6,13 @@ void define_eval(CLI::App& app, EvalSettings& o) {
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
   app.add_option("--codebook", o.codebooks, "Artifact F.kvcb, may be repeated");
   app.add_option("--scheme", o.schemes, "Scheme that needs no artifact, such as int4; may be repeated");
+  app.add_option(
+      "--calibration", o.calibration,
+      "Text D[:split], or token ids .npy, from which rotations are made for oscar-qk, which no artifact holds "
+      "(default wikitext-2; with it --schemes-all has oscar-qk too)");
+  app.add_option("--calibration-samples", o.calibration_samples, "Windows of it, of --seqlen tokens")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20).description(""));
   app.add_flag("--schemes-all", o.all_schemes, "All presets that need no artifact");
   CLI::Option* dataset =
       app.add_option("--dataset", o.dataset,

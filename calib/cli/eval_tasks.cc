@@ -33,7 +33,7 @@ class Answering {
         common_(common),
         decoder_(files),
         tokenizer_(make_tokenizer(files.tokenizer)) {
-    subjects_.push_back({parse_scheme("fp"), std::nullopt, "", "fp"});
+    subjects_.push_back({parse_scheme("fp"), std::nullopt, nullptr, "", "fp"});
     subjects_.insert(subjects_.end(), subjects.begin(), subjects.end());
     const int64_t eos = files.config.eos_id >= 0 ? files.config.eos_id : files.tokenizer.eos_id;
     end_tokens_ = end_tokens(*tokenizer_, eos);
@@ -46,33 +46,39 @@ class Answering {
     report.scores.resize(subjects_.size());
     progress_.emplace("answers", total_, common_.quiet);
     for (const Task& task : report.tasks) {
-      std::vector<std::vector<double>> scores(subjects_.size());
-      std::vector<double> seconds(subjects_.size());
+      std::vector<Sums> sums(subjects_.size(), {{}, std::vector<Points>(task.further_metrics.size()), 0});
       for (size_t i = 0; i < task.samples.size(); ++i) {
-        ask(task.samples[i], fmt::format("{}, sample {}", task.name, i), scores, seconds);
+        ask(task.samples[i], fmt::format("{}, sample {}", task.name, i), sums);
       }
-      for (size_t s = 0; s < subjects_.size(); ++s) report.scores[s].push_back(summary(scores[s], seconds[s]));
+      for (size_t s = 0; s < subjects_.size(); ++s) report.scores[s].push_back(summary(sums[s]));
     }
     progress_.reset();
     return report;
   }
 
  private:
-  static TaskScore summary(const std::vector<double>& scores, double seconds) {
+  /// Of one task and subject.
+  struct Sums {
+    std::vector<double> scores;
+    std::vector<Points> further;
+    double seconds = 0;
+  };
+
+  static TaskScore summary(const Sums& sums) {
     std::vector<double> known;
-    for (const double score : scores) {
+    for (const double score : sums.scores) {
       if (!std::isnan(score)) known.push_back(score);
     }
     TaskScore result;
     result.scored = static_cast<int64_t>(known.size());
     result.score = {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::quiet_NaN()};
     if (!known.empty()) result.score = {mean(known), standard_error(known)};
-    result.seconds = seconds;
+    for (const Points& points : sums.further) result.further.push_back(points.got / points.possible);
+    result.seconds = sums.seconds;
     return result;
   }
 
-  void ask(const TaskSample& sample, const std::string& place, std::vector<std::vector<double>>& scores,
-           std::vector<double>& seconds) {
+  void ask(const TaskSample& sample, const std::string& place, std::vector<Sums>& sums) {
     GenerateOptions options;
     options.tokens = sample.max_tokens;
     options.end_tokens = end_tokens_;
@@ -89,8 +95,16 @@ class Answering {
       for (size_t i = 0; i < given.size(); ++i) {
         const std::string text = text_of(given[i].ids);
         spdlog::debug("{}, {}: {}", place, subjects_[begin + i].name, text);
-        scores[begin + i].push_back(sample.score(text));
-        seconds[begin + i] += given[i].seconds;
+        Sums& own = sums[begin + i];
+        own.scores.push_back(sample.score(text));
+        own.seconds += given[i].seconds;
+        if (sample.further) {
+          const std::vector<Points> points = sample.further(text);
+          for (size_t m = 0; m < points.size(); ++m) {
+            own.further[m].got += points[m].got;
+            own.further[m].possible += points[m].possible;
+          }
+        }
         progress_->advance();
       }
     }
@@ -194,13 +208,20 @@ nlohmann::ordered_json task_json(const TaskReport& report, size_t subject) {
                      {"score", number(score.score.value)},
                      {"score_se", number(score.score.error)},
                      {"seconds", score.seconds}});
+    for (size_t m = 0; m < score.further.size(); ++m) {
+      array.back()["further"].push_back(
+          {{"metric", report.tasks[t].further_metrics[m]}, {"score", number(score.further[m])}});
+    }
   }
   return array;
 }
 
 std::string task_table(const TaskReport& report, const std::vector<EvalSubject>& subjects) {
   std::vector<std::vector<std::string>> rows{{"scheme"}};
-  for (const Task& task : report.tasks) rows[0].push_back(fmt::format("{} ({})", task.name, task.metric));
+  for (const Task& task : report.tasks) {
+    rows[0].push_back(fmt::format("{} ({})", task.name, task.metric));
+    for (const std::string& metric : task.further_metrics) rows[0].push_back(metric);
+  }
   for (size_t s = 0; s < report.scores.size(); ++s) {
     rows.push_back({s == 0 ? "fp" : subjects[s - 1].name});
     for (const TaskScore& score : report.scores[s]) {
@@ -208,6 +229,9 @@ std::string task_table(const TaskReport& report, const std::vector<EvalSubject>&
                             : std::isfinite(score.score.error)
                                 ? fmt::format("{:.3f} ±{:.3f}", score.score.value, score.score.error)
                                 : fmt::format("{:.3f}", score.score.value));
+      for (const double further : score.further) {
+        rows.back().push_back(std::isfinite(further) ? fmt::format("{:.3f}", further) : "not scored");
+      }
     }
   }
   return table(rows);

@@ -27,6 +27,7 @@ std::vector<Task> read_tasks(const TaskOptions& options);
 struct TaskScore {
   Estimate score;  ///< mean over samples that are scored; NaN without one
   int64_t scored = 0;
+  std::vector<double> further;  ///< of Task::further_metrics; NaN where nothing is scored
   double seconds = 0;
 };
 

@@ -167,7 +167,7 @@ class Fit {
     for (const std::string& text : options_.schemes) {
       Job job;
       job.scheme = kvcc::parse_scheme(text);
-      if (!job.scheme.needs_calibration()) {
+      if (!job.scheme.needs_calibration() || job.scheme.needs_rotations()) {
         throw Error(ErrorKind::usage, "--scheme " + text, "nothing to fit for it",
                     "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + text);
       }

@@ -32,7 +32,9 @@ class FanOut : public AttentionCache {
 
 std::unique_ptr<AttentionCache> empty_cache(const EvalSubject& subject, const ModelInfo& model, const Rope& rope,
                                             int threads) {
-  if (!subject.codebook) return std::make_unique<IncrementalCache>(subject.scheme, model.shape, rope, threads);
+  if (!subject.codebook) {
+    return std::make_unique<IncrementalCache>(subject.scheme, model.shape, rope, threads, subject.rotations.get());
+  }
   Codebook codebook = *subject.codebook;
   codebook.scheme = subject.scheme;
   return std::make_unique<IncrementalCache>(codebook, rope, model.shape.layers, threads);

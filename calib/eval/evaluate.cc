@@ -79,7 +79,7 @@ class Evaluation {
       const EvalSubject& s = subjects[i];
       caches_.push_back(
           s.codebook ? std::make_unique<SimulatedCache>(with_scheme(*s.codebook, s.scheme), layers, options.threads)
-                     : std::make_unique<SimulatedCache>(s.scheme, shape, layers, options.threads));
+                     : std::make_unique<SimulatedCache>(s.scheme, shape, layers, options.threads, s.rotations.get()));
       for (const ModeOptions& mode : options.modes) {
         runs_.push_back({i, mode, run_name(s, mode, options), s.name, caches_.back().get()});
       }
@@ -288,6 +288,16 @@ class Evaluation {
 
 }  // namespace
 
+std::shared_ptr<const SpectralRotations> make_rotations(const ModelFiles& files, const Scheme& scheme,
+                                                        const std::vector<std::vector<int32_t>>& windows, int threads,
+                                                        const std::function<void(uint64_t done)>& progress) {
+  return with_torch_errors([&] {
+    at::set_num_threads(threads);
+    const c10::NoGradGuard no_gradient;
+    return std::make_shared<const SpectralRotations>(fit_rotations(Decoder(files), scheme, windows, threads, progress));
+  });
+}
+
 uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects, const EvalOptions& options) {
   const DecoderConfig& c = files.config;
   const uint64_t query = c.query_heads * c.head_dim, key = c.kv_heads * c.head_dim;
@@ -308,6 +318,7 @@ uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects, co
 std::string run_name(const EvalSubject& subject, const ModeOptions& mode, const EvalOptions& options) {
   std::string name = to_string(subject.scheme);
   if (subject.codebook) name += " " + subject.codebook->content_sha256;
+  if (subject.rotations) name += " rotations=" + subject.rotations->sha256;
   name += fmt::format(" {}", mode_name(mode.mode));
   if (mode.mode == EvalMode::pseudo_decode) name += fmt::format(" block={}", mode.block);
   if (mode.mode == EvalMode::prefill_exact) name += fmt::format(" prompt={}", mode.prompt);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "calib/eval/eviction.h"
 #include "calib/eval/mode.h"
 #include "calib/eval/record.h"
+#include "calib/eval/spectral.h"
 #include "calib/eval/statistics.h"
 #include "formats/core/scheme.h"
 #include "formats/store/codebook.h"
@@ -19,10 +21,11 @@ namespace kvcc {
 
 /// A row of the table: an artifact, or a scheme that needs none.
 struct EvalSubject {
-  Scheme scheme;                     ///< with the sinks and the tail that it is run with
-  std::optional<Codebook> codebook;  ///< its scheme's own sinks and tail don't count
-  std::string path;                  ///< of the artifact, for errors and JSON
-  std::string name;                  ///< as the scheme is known, for tables
+  Scheme scheme;                                       ///< with the sinks and the tail that it is run with
+  std::optional<Codebook> codebook;                    ///< its scheme's own sinks and tail don't count
+  std::shared_ptr<const SpectralRotations> rotations;  ///< where the scheme needs them
+  std::string path;                                    ///< of the artifact, for errors and JSON
+  std::string name;                                    ///< as the scheme is known, for tables
 };
 
 struct EvalOptions {
@@ -60,6 +63,11 @@ struct EvalReport {
   std::vector<int64_t> bins;        ///< first predicted position of each bin of positions, then the window's length
   std::vector<int64_t> queries;     ///< positions at which attention was compared
 };
+
+/// The rotations of a scheme that needs them, from the model's passes over calibration windows [n][seqlen].
+std::shared_ptr<const SpectralRotations> make_rotations(const ModelFiles& files, const Scheme& scheme,
+                                                        const std::vector<std::vector<int32_t>>& windows, int threads,
+                                                        const std::function<void(uint64_t done)>& progress = {});
 
 /// Estimate of the resident memory of evaluate() with windows of `seqlen` tokens.
 uint64_t eval_bytes(const ModelFiles& files, int64_t seqlen, size_t subjects, const EvalOptions& options);

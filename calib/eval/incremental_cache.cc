@@ -32,12 +32,15 @@ IncrementalCache::IncrementalCache(const Codebook& codebook, const Rope& rope, i
   }
 }
 
-IncrementalCache::IncrementalCache(const Scheme& scheme, const CacheShape& shape, const Rope& rope, int threads)
+IncrementalCache::IncrementalCache(const Scheme& scheme, const CacheShape& shape, const Rope& rope, int threads,
+                                   const SpectralRotations* rotations)
     : IncrementalCache(rope, scheme.sink, scheme.residual, scheme.key.site == Site::pre_rope, threads) {
   layers_.resize(shape.layers);
-  for (Layer& layer : layers_) {
-    layer.key.codec = codec_of(scheme, shape, CacheTensor::key);
-    layer.value.codec = codec_of(scheme, shape, CacheTensor::value);
+  const auto keys = codecs_of(scheme, shape, CacheTensor::key, shape.layers, rotations);
+  const auto values = codecs_of(scheme, shape, CacheTensor::value, shape.layers, rotations);
+  for (int l = 0; l < shape.layers; ++l) {
+    layers_[l].key.codec = keys[l];
+    layers_[l].value.codec = values[l];
   }
 }
 

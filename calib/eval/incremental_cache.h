@@ -24,7 +24,8 @@ class IncrementalCache : public AttentionCache {
   /// Of an artifact, which must have all `layers` layers of the model.
   IncrementalCache(const Codebook& codebook, const Rope& rope, int layers, int threads);
   /// Of a scheme without calibration; fp keeps what was computed, unrounded.
-  IncrementalCache(const Scheme& scheme, const CacheShape& shape, const Rope& rope, int threads);
+  IncrementalCache(const Scheme& scheme, const CacheShape& shape, const Rope& rope, int threads,
+                   const SpectralRotations* rotations = nullptr);
   /// Everything in fp16, without an artifact.
   static IncrementalCache half(const CacheShape& shape, const Rope& rope, int threads);
 

@@ -40,15 +40,39 @@ std::shared_ptr<const TensorCodec> codec_of(const Codebook& codebook, size_t row
                                      row_of(stored.threshold_upper, row, channels), codebook.scheme.capped ? tail : 0});
 }
 
-std::shared_ptr<const TensorCodec> codec_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor) {
+std::shared_ptr<const TensorCodec> codec_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor,
+                                            int layer, const SpectralRotations* rotations) {
   const bool key = tensor == CacheTensor::key;
   const TensorScheme& part = key ? scheme.key : scheme.value;
   if (scheme.is_full()) return nullptr;
+  if (scheme.needs_rotations() && rotations != nullptr) {
+    const SpectralTensor& turned = (key ? rotations->key : rotations->value).at(layer);
+    if (turned.rotation.empty()) return nullptr;  // no attention, no cache
+    TensorScheme clipped = part;
+    clipped.clip = turned.clip;
+    return make_codec(clipped, shape.kv_heads, key ? shape.head_dim : shape.value_head_dim, turned.rotation);
+  }
+  if (scheme.needs_rotations()) {
+    throw Error(ErrorKind::usage, "scheme " + short_name(scheme), "needs rotations made from calibration text",
+                "a scheme that works on-line", "kvcc eval --calibration makes them");
+  }
   if (scheme.needs_calibration()) {
     throw Error(ErrorKind::usage, "scheme " + short_name(scheme), "needs statistics of the model", "a codebook",
                 "kvcc calibrate makes one; then --codebook FILE");
   }
-  return make_codec(part, scheme.sparse, shape.kv_heads, key ? shape.head_dim : shape.value_head_dim);
+  return make_codec(part.in_layer(layer), scheme.sparse, shape.kv_heads, key ? shape.head_dim : shape.value_head_dim);
+}
+
+std::vector<std::shared_ptr<const TensorCodec>> codecs_of(const Scheme& scheme, const CacheShape& shape,
+                                                          CacheTensor tensor, int layers,
+                                                          const SpectralRotations* rotations) {
+  const TensorScheme& part = tensor == CacheTensor::key ? scheme.key : scheme.value;
+  std::vector<std::shared_ptr<const TensorCodec>> codecs;
+  for (int layer = 0; layer < layers; ++layer) {
+    const bool alike = layer > 0 && rotations == nullptr && part.in_layer(layer) == part.in_layer(layer - 1);
+    codecs.push_back(alike ? codecs.back() : codec_of(scheme, shape, tensor, layer, rotations));
+  }
+  return codecs;
 }
 
 SimulatedCache::SimulatedCache(const Codebook& codebook, int layers, int threads)
@@ -59,11 +83,12 @@ SimulatedCache::SimulatedCache(const Codebook& codebook, int layers, int threads
   }
 }
 
-SimulatedCache::SimulatedCache(const Scheme& scheme, const CacheShape& shape, int layers, int threads)
+SimulatedCache::SimulatedCache(const Scheme& scheme, const CacheShape& shape, int layers, int threads,
+                               const SpectralRotations* rotations)
     : scheme_(scheme),
       threads_(threads),
-      key_(layers, codec_of(scheme, shape, CacheTensor::key)),
-      value_(layers, codec_of(scheme, shape, CacheTensor::value)) {}
+      key_(codecs_of(scheme, shape, CacheTensor::key, layers, rotations)),
+      value_(codecs_of(scheme, shape, CacheTensor::value, layers, rotations)) {}
 
 void SimulatedCache::before_rope(int layer, at::Tensor& key, at::Tensor& value) {
   if (scheme_.key.site == Site::pre_rope) store(layer, CacheTensor::key, key);

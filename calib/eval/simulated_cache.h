@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "calib/eval/spectral.h"
 #include "calib/model/decoder.h"
 #include "formats/codec/tensor_codec.h"
 #include "formats/core/scheme.h"
@@ -17,9 +18,14 @@ enum class CacheTensor { key, value };
 
 /// The codec of row `row` (of codebook.layer_index) of an artifact, exactly as the artifact says.
 std::shared_ptr<const TensorCodec> codec_of(const Codebook& codebook, size_t row, CacheTensor tensor);
-/// The codec of a scheme that needs no calibration; null for fp, which keeps what was computed, unrounded. Throws
-/// Error(usage) for a scheme that needs one.
-std::shared_ptr<const TensorCodec> codec_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor);
+/// The codec of a scheme that needs no calibration in layer `layer`; null for fp, which keeps what was computed,
+/// unrounded. `rotations` may be null where the scheme needs none. Throws Error(usage) for a scheme that needs more.
+std::shared_ptr<const TensorCodec> codec_of(const Scheme& scheme, const CacheShape& shape, CacheTensor tensor,
+                                            int layer, const SpectralRotations* rotations = nullptr);
+/// Of the layers 0 to layers - 1; those that are alike share one.
+std::vector<std::shared_ptr<const TensorCodec>> codecs_of(const Scheme& scheme, const CacheShape& shape,
+                                                          CacheTensor tensor, int layers,
+                                                          const SpectralRotations* rotations = nullptr);
 
 /// Attention sees only what the cache would give back: full mode, the whole window quantised in one forward pass.
 /// The first scheme.sink and the last tokens (coded_end) are exact but for the rounding to fp16.
@@ -28,7 +34,8 @@ class SimulatedCache : public KvTap {
   /// Of an artifact; its layer_index says which layers of the model it holds. `layers`: of the model.
   SimulatedCache(const Codebook& codebook, int layers, int threads);
   /// Of a scheme without calibration; `layers` of the model, which may be more than have a cache.
-  SimulatedCache(const Scheme& scheme, const CacheShape& shape, int layers, int threads);
+  SimulatedCache(const Scheme& scheme, const CacheShape& shape, int layers, int threads,
+                 const SpectralRotations* rotations = nullptr);
 
   void before_rope(int layer, at::Tensor& key, at::Tensor& value) override;
   void after_rope(int layer, at::Tensor& key) override;

@@ -74,6 +74,7 @@ const std::vector<std::string_view> kEvaluationScripts = {"base.js",
                                                           "evaluation_data.js",
                                                           "evaluation_charts.js",
                                                           "evaluation_lines.js",
+                                                          "evaluation_tasks.js",
                                                           "evaluation_page.js"};
 
 std::string html_escape(std::string_view text) {

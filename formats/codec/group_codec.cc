@@ -29,7 +29,8 @@ struct ConstCursor {
 
 class GroupCodec : public TensorCodec {
  public:
-  GroupCodec(const TensorScheme& s, int heads, int dim)
+  /// `rotations`: one for all heads, or one each.
+  GroupCodec(const TensorScheme& s, int heads, int dim, std::vector<HeadRotation> rotations)
       : TensorCodec(heads, dim, s.axis == Axis::channel_group ? s.group : 1),
         by_channel_(s.axis == Axis::channel_group),
         normed_(s.norm == Norm::token),
@@ -41,7 +42,7 @@ class GroupCodec : public TensorCodec {
         form_{s.rounding, s.bits, static_cast<float>(s.clip)},
         wide_form_{s.rounding, s.wide_bits, static_cast<float>(s.clip)},
         wide_(s.wide > 0 ? wide_channels(s.wide, dim) : 0),
-        rotation_(s.rotation, dim) {
+        rotations_(std::move(rotations)) {
     if (wide_ >= dim) throw Error(ErrorKind::usage, "codec", "no channel of the lesser width", "a smaller share");
   }
 
@@ -103,6 +104,7 @@ class GroupCodec : public TensorCodec {
   static int wide_channels(double share, int dim) {  // METHODS.md 7.2; at least one
     return std::max(1, static_cast<int>(dim * share + 1e-6));
   }
+  const HeadRotation& rotation(int head) const { return rotations_[rotations_.size() == 1 ? 0 : head]; }
   bool exact_wide() const { return wide_form_.bits == kHalfBits; }
   int64_t groups_of_row() const { return span_ == row_ ? 1 : int64_t{heads()} * ((dim() + span_ - 1) / span_); }
 
@@ -122,8 +124,8 @@ class GroupCodec : public TensorCodec {
 
   /// Rotates a token's row and divides it by its stored norm.
   void prepare(float* row, Parts<Cursor>& to, const Where& where) const {
-    if (rotation_.any()) {
-      for (int h = 0; h < heads(); ++h) rotation_.apply(row + h * dim());
+    if (rotations_[0].any()) {
+      for (int h = 0; h < heads(); ++h) rotation(h).apply(row + h * dim());
     }
     if (!normed_) return;
     double squares = 0;
@@ -139,8 +141,8 @@ class GroupCodec : public TensorCodec {
       const float norm = half_to_float(*from.norm.take(1));
       for (int i = 0; i < row_; ++i) row[i] *= norm;
     }
-    if (rotation_.any()) {
-      for (int h = 0; h < heads(); ++h) rotation_.undo(row + h * dim());
+    if (rotations_[0].any()) {
+      for (int h = 0; h < heads(); ++h) rotation(h).undo(row + h * dim());
     }
   }
 
@@ -244,13 +246,24 @@ class GroupCodec : public TensorCodec {
   int row_, span_;  ///< values of a token, of a group
   RtnForm form_, wide_form_;
   int wide_;  ///< channels of a head that get wide_form_
-  HeadRotation rotation_;
+  std::vector<HeadRotation> rotations_;
 };
 
 }  // namespace
 
 std::shared_ptr<const TensorCodec> make_group_codec(const TensorScheme& scheme, int heads, int dim) {
-  return std::make_shared<GroupCodec>(scheme, heads, dim);
+  return std::make_shared<GroupCodec>(scheme, heads, dim,
+                                      std::vector<HeadRotation>{HeadRotation(scheme.rotation, dim)});
+}
+
+std::shared_ptr<const TensorCodec> make_codec(const TensorScheme& scheme, int heads, int dim,
+                                              const std::vector<std::vector<float>>& rotations) {
+  if (static_cast<int>(rotations.size()) != heads) {
+    throw Error(ErrorKind::failed, "codec", std::to_string(rotations.size()) + " rotations", std::to_string(heads));
+  }
+  std::vector<HeadRotation> turns;
+  for (const std::vector<float>& matrix : rotations) turns.emplace_back(matrix, dim);
+  return std::make_shared<GroupCodec>(scheme, heads, dim, std::move(turns));
 }
 
 }  // namespace kvcc

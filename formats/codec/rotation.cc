@@ -103,7 +103,20 @@ void multiply(const std::vector<float>& transposed, int rows, int columns, const
   sum_columns(transposed.data(), rows, columns, x, rows, out);
 }
 
+HeadRotation::HeadRotation(std::vector<float> matrix, int dim)
+    : kind_(Rotation::spectral), dim_(dim), matrix_(std::move(matrix)) {
+  if (matrix_.size() != static_cast<size_t>(dim) * dim) {
+    throw Error(ErrorKind::failed, "rotation", std::to_string(matrix_.size()) + " numbers",
+                std::to_string(dim) + " times as many");
+  }
+  transposed_ = transpose(matrix_, dim, dim);
+}
+
 HeadRotation::HeadRotation(Rotation kind, int dim) : kind_(kind), dim_(dim) {
+  if (kind == Rotation::spectral) {
+    throw Error(ErrorKind::usage, "rotation", "a scheme that needs statistics of the model",
+                "the rotations that kvcc eval makes");
+  }
   if (kind == Rotation::hadamard) block_ = dim & -dim;
   if (kind == Rotation::hadamard_64) block_ = 64;
   if (block_ != 0 && (block_ < 2 || dim % block_ != 0)) {

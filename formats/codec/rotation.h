@@ -26,6 +26,8 @@ class HeadRotation {
  public:
   /// Throws Error(usage) when the heads can't be turned so.
   HeadRotation(Rotation kind, int dim);
+  /// By a matrix of its own, [dim, dim] by rows, orthogonal: x becomes matrix x (Rotation::spectral).
+  HeadRotation(std::vector<float> matrix, int dim);
   bool any() const { return kind_ != Rotation::none; }
   void apply(float* x) const;  ///< in place, x [dim]
   void undo(float* x) const;
@@ -33,7 +35,7 @@ class HeadRotation {
  private:
   Rotation kind_;
   int dim_, block_ = 0;
-  std::vector<float> matrix_, transposed_;  ///< [dim, dim] of a random one
+  std::vector<float> matrix_, transposed_;  ///< [dim, dim] of a random or spectral one
 };
 
 }  // namespace kvcc

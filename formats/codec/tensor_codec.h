@@ -80,5 +80,9 @@ std::shared_ptr<const TensorCodec> make_half_codec(int heads, int dim);
 /// The codec of a tensor that needs no calibration; `sparse` is the scheme's fraction. Throws Error(usage) for one that
 /// does.
 std::shared_ptr<const TensorCodec> make_codec(const TensorScheme& scheme, double sparse, int heads, int dim);
+/// The codec of integers in online groups whose heads are turned by matrices of their own, [heads][D D] by rows and
+/// orthogonal (Rotation::spectral).
+std::shared_ptr<const TensorCodec> make_codec(const TensorScheme& scheme, int heads, int dim,
+                                              const std::vector<std::vector<float>>& rotations);
 
 }  // namespace kvcc

@@ -103,6 +103,17 @@ TokenBits token_bits(const TensorScheme& t, int heads, int dim, double sparse, d
   return bits;
 }
 
+/// Mean over the layers.
+TokenBits mean_bits(const TensorScheme& t, int layers, int heads, int dim, double sparse, double fraction,
+                    bool capped) {
+  const double early = static_cast<double>(std::min(t.early_layers, layers)) / layers;
+  const TokenBits last = token_bits(t.in_layer(t.early_layers), heads, dim, sparse, fraction, capped);
+  if (early == 0) return last;
+  const TokenBits first = token_bits(t.in_layer(0), heads, dim, sparse, fraction, capped);
+  const auto mean = [&](double a, double b) { return early * a + (1 - early) * b; };
+  return {mean(first.codes, last.codes), mean(first.scales, last.scales), mean(first.sparse, last.sparse)};
+}
+
 /// What the full-precision tokens of a cache of `context` tokens add, a token. The tail of a tensor that is coded in
 /// blocks grows from nothing to a block less one; its mean counts.
 double exception_bits(const Scheme& scheme, const TensorScheme& t, double quantised, int elements, int64_t context) {
@@ -117,6 +128,7 @@ int64_t constant_bytes(const TensorScheme& tensor, int heads, int dim, int layer
   int64_t floats = 0;
   if (tensor.grid == Grid::nuq) floats += (int64_t{heads} << tensor.bits) + (qnorm ? 2 * heads : 0);
   if (tensor.axis == Axis::channel) floats += int64_t{heads} * dim * (sparse > 0 ? 4 : 2);
+  if (tensor.rotation == Rotation::spectral) floats += int64_t{heads} * dim * dim;
   return floats * layers * kFloat;
 }
 
@@ -139,9 +151,10 @@ EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, cons
   const int value_elements = shape.kv_heads * shape.value_head_dim;
   const double elements = key_elements + value_elements;
   const double fraction = query.key_outlier_fraction < 0 ? scheme.sparse : query.key_outlier_fraction;
-  const TokenBits key = token_bits(scheme.key, shape.kv_heads, shape.head_dim, scheme.sparse, fraction, scheme.capped);
+  const TokenBits key =
+      mean_bits(scheme.key, shape.layers, shape.kv_heads, shape.head_dim, scheme.sparse, fraction, scheme.capped);
   const TokenBits value =
-      token_bits(scheme.value, shape.kv_heads, shape.value_head_dim, scheme.sparse, fraction, false);
+      mean_bits(scheme.value, shape.layers, shape.kv_heads, shape.value_head_dim, scheme.sparse, fraction, false);
   bits.codes = (key.codes + value.codes) / elements;
   bits.scales = (key.scales + value.scales) / elements;
   bits.sparse = (key.sparse + value.sparse) / elements;

@@ -31,7 +31,7 @@ EffectiveBits effective_bits(const Scheme& scheme, const CacheShape& shape, cons
 /// Mean of an artifact's measured fractions, as `key_outlier_fraction` takes it: -1 where nothing is measured.
 double mean_outlier_fraction(std::span<const float> fractions);
 
-/// Mean of the key's and the value's code width, e.g. 4 for nuq4.
+/// Mean of the key's and the value's code width, e.g. 4 for nuq4; of the layers after early ones.
 double nominal_bits(const Scheme& scheme);
 
 }  // namespace kvcc

@@ -142,7 +142,12 @@ int parse_count(std::string_view key, std::string_view value, std::string_view t
 
 }  // namespace scheme_parts
 
+bool Scheme::needs_rotations() const {
+  return key.rotation == Rotation::spectral || value.rotation == Rotation::spectral;
+}
+
 bool Scheme::needs_calibration() const {
+  if (needs_rotations()) return true;
   const auto offline = [](const TensorScheme& tensor) {
     return tensor.grid == Grid::nuq || (tensor.grid != Grid::full && tensor.axis == Axis::channel);
   };

@@ -44,6 +44,7 @@ enum class Rotation : uint8_t {
                 ///< head_dim
   hadamard_64,  ///< "hadamard-64": of blocks of 64 channels (METHODS.md 6.5, llama.cpp's values)
   random,       ///< "random": one fixed Haar-distributed matrix for all heads and layers
+  spectral,     ///< "spectral": OSCAR's, made from statistics of the model (METHODS.md 7.3); kvcc eval alone makes them
 };
 enum class Norm : uint8_t {
   none,
@@ -76,9 +77,12 @@ struct TensorScheme {
   int wide_bits = 0;        ///< of the channels of greatest mean magnitude in a block (int); of the first ones (lloyd)
   bool half_scales = true;  ///< online scales in fp16; false: FP8 E4M3, "fp8" (METHODS.md 3.3)
   int sketch = 0;           ///< random projections for every channel of a head whose signs are stored (METHODS.md 6.2)
+  int early_layers = 0, early_sketch = 0;  ///< the first layers may have another `sketch` (METHODS.md 6.6)
   bool operator==(const TensorScheme&) const = default;
   /// Nothing but grid, width, site, and a static scale per channel or an online one per token: what artifacts describe.
   bool is_plain() const;
+  /// What it is in one layer of a model, which is the same for all where nothing is early.
+  TensorScheme in_layer(int layer) const;
   /// Tokens that can only be coded together: G of channel groups and VarN tiles, else 1.
   int64_t block_tokens() const;
 };
@@ -102,7 +106,10 @@ struct Scheme {
   bool is_full() const { return key.grid == Grid::full && value.grid == Grid::full; }
   /// Has a part that came after the first release: readers of exports and kernels do not know it.
   bool is_extended() const { return capped || qnorm; }
-  /// Needs statistics of the model (a .kvcb); false for schemes that work on-line alone (int per token, fp).
+  /// Needs rotations that kvcc eval makes from calibration text; no artifact holds them.
+  bool needs_rotations() const;
+  /// Needs statistics of the model (a .kvcb, or rotations); false for schemes that work on-line alone (int per token,
+  /// fp).
   bool needs_calibration() const;
 };
 

@@ -109,6 +109,8 @@ class TensorCheck {
               fmt::format("{}-wide with {} bits", name_, t_.wide_bits), "more bits than the others, at most 5");
     only(!t_.half_scales, varn(), "scales", "fp8 scales with varn");
     only(t_.sketch > 0, t_.grid == Grid::sign || t_.grid == Grid::lloyd, "sketch", "sign or lloyd");
+    refuse_if((t_.early_layers > 0) != (t_.early_sketch > 0) || (t_.early_layers > 0 && t_.sketch == 0),
+              fmt::format("{}-early without a sketch", name_), fmt::format("{}-sketch as well", name_));
   }
 
   const TensorScheme& t_;
@@ -116,6 +118,11 @@ class TensorCheck {
   std::string_view text_;
   bool key_;
 };
+
+/// Integers in online groups of a token, without outliers of other widths.
+bool online(const TensorScheme& t) {
+  return t.grid == Grid::integer && t.axis == Axis::token_group && t.norm == Norm::none && t.wide == 0;
+}
 
 }  // namespace
 
@@ -138,7 +145,12 @@ void check(const Scheme& scheme, std::string_view text) {
   if (value.axis == Axis::channel) {
     throw refuse(text, "values per channel", "v=…@token", "values are scaled per token");
   }
-  if (scheme.needs_calibration() && !(key.is_plain() && value.is_plain())) {
+  const bool turned = online(key) && online(value) && key.rotation == value.rotation && key.site == Site::post_rope;
+  if (scheme.needs_rotations() && !turned) {
+    throw refuse(text, "spectral rotations of one of k and v, or with static scales, or of keys before RoPE",
+                 "both k-rotate=spectral and v-rotate=spectral, keys after RoPE");
+  }
+  if (scheme.needs_calibration() && !turned && !(key.is_plain() && value.is_plain())) {
     throw refuse(text, "one of k and v is calibrated and the other is in groups, rotated or normalised",
                  "both of one kind", "an artifact describes static scales, codebooks and plain token scales");
   }

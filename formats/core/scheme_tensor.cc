@@ -24,10 +24,11 @@ constexpr std::array<Word<Grid>, 8> kGrids = {{{"int", Grid::integer},
 constexpr std::array<Word<Site>, 2> kSites = {{{"prerope", Site::pre_rope}, {"postrope", Site::post_rope}}};
 constexpr std::array<Word<Axis>, 3> kAxes = {
     {{"channel", Axis::channel}, {"token", Axis::token}, {"tensor", Axis::tensor}}};
-constexpr std::array<Word<Rotation>, 4> kRotations = {{{"none", Rotation::none},
+constexpr std::array<Word<Rotation>, 5> kRotations = {{{"none", Rotation::none},
                                                        {"hadamard", Rotation::hadamard},
                                                        {"hadamard-64", Rotation::hadamard_64},
-                                                       {"random", Rotation::random}}};
+                                                       {"random", Rotation::random},
+                                                       {"spectral", Rotation::spectral}}};
 constexpr std::array<Word<Norm>, 6> kNorms = {{{"none", Norm::none},
                                                {"head", Norm::head},
                                                {"head-corrected", Norm::head_corrected},
@@ -135,6 +136,15 @@ void parse_wide(TensorScheme& tensor, std::string_view key, std::string_view val
   tensor.wide_bits = parse_number(fmt::format("the width of {}", key), value.substr(colon + 1), 1, 16, text);
 }
 
+void parse_early(TensorScheme& tensor, std::string_view key, std::string_view value, std::string_view text) {
+  const size_t colon = value.find(':');
+  if (colon == std::string_view::npos) {
+    throw refuse(text, fmt::format("{} is '{}'", key, value), "LAYERS:SKETCH such as 15:4");
+  }
+  tensor.early_layers = parse_number(fmt::format("the layers of {}", key), value.substr(0, colon), 1, 1024, text);
+  tensor.early_sketch = parse_number(fmt::format("the sketch of {}", key), value.substr(colon + 1), 1, 8, text);
+}
+
 const std::vector<Dimension>& dimensions() {
   using T = const TensorScheme&;
   static const std::vector<Dimension> all = {
@@ -159,6 +169,8 @@ const std::vector<Dimension>& dimensions() {
        [](TensorScheme& t, std::string_view key, std::string_view value, std::string_view text) {
          t.sketch = parse_number(key, value, 0, 8, text);
        }},
+      {"early", [](T t) { return t.early_layers > 0 || t.early_sketch > 0; },
+       [](T t) { return fmt::format("{}:{}", t.early_layers, t.early_sketch); }, parse_early},
   };
   return all;
 }
@@ -250,6 +262,13 @@ bool TensorScheme::is_plain() const {
   plain.axis = axis;
   const bool known = grid == Grid::full || grid == Grid::integer || grid == Grid::normal_float || grid == Grid::nuq;
   return known && (axis == Axis::channel || axis == Axis::token) && *this == plain;
+}
+
+TensorScheme TensorScheme::in_layer(int layer) const {
+  TensorScheme tensor = *this;
+  if (layer < early_layers) tensor.sketch = early_sketch;
+  tensor.early_layers = tensor.early_sketch = 0;
+  return tensor;
 }
 
 int64_t TensorScheme::block_tokens() const {

@@ -56,6 +56,20 @@ TEST(Instructions, EachHoldsAndFails) {
   }
 }
 
+TEST(Instructions, LooselyWithoutEndsAndAsterisks) {
+  const Instruction lower = make_instruction("change_case:english_lowercase", "{}", "", "here");
+  const Instruction quoted = make_instruction("startend:quotation", "{}", "", "here");
+  for (const char* answer : {"all", "Here:\nall", "all\nBye", "Here:\nall\nBye"}) {
+    EXPECT_TRUE(follows_loosely(lower, answer)) << answer;
+  }
+  for (const char* answer : {"", " ", "Here", "Here\nBye", "Here\nNot\nall\nBye", "A\nB\nc\nD"}) {
+    EXPECT_FALSE(follows_loosely(lower, answer)) << answer;
+  }
+  EXPECT_FALSE(quoted("**\"Yes.\"**"));
+  EXPECT_TRUE(follows_loosely(quoted, "**\"Yes.\"**"));
+  EXPECT_TRUE(follows_loosely(quoted, "Sure:\n\n*\"Yes.\"*\n\nBye"));
+}
+
 TEST(Instructions, WhatCannotBeChecked) {
   EXPECT_FALSE(make_instruction("language:response_language", R"({"language":"de"})", "", "here"));
 }

@@ -198,6 +198,17 @@ TEST_F(FileTasks, IfEval) {
   EXPECT_EQ(task.samples[0].score("The sea."), 1);
   EXPECT_EQ(task.samples[0].score("The sea, calm."), 0);
   EXPECT_TRUE(std::isnan(task.samples[1].score("Das Meer.")));
+
+  ASSERT_EQ(task.further_metrics.size(), 3u);  // prompts loosely, instructions strictly and loosely
+  const auto points = [&](const char* answer) {
+    std::vector<double> flat;
+    for (const Points& p : task.samples[0].further(answer)) flat.insert(flat.end(), {p.got, p.possible});
+    return flat;
+  };
+  EXPECT_EQ(points("The sea."), (std::vector<double>{1, 1, 2, 2, 2, 2}));
+  EXPECT_EQ(points("The sea, calm."), (std::vector<double>{0, 1, 1, 2, 1, 2}));
+  EXPECT_EQ(points("Sure, here it is:\nThe sea."), (std::vector<double>{1, 1, 1, 2, 2, 2}));
+  EXPECT_TRUE(task.samples[1].further("Das Meer.").empty());
 }
 
 TEST_F(FileTasks, FilesAreChecked) {

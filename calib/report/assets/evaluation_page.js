@@ -1,5 +1,7 @@
 // The overview of an evaluation: summary, charts, all results.
 
+const textual = ['mode', 'codebook', 'eviction'];
+
 function resultsCard() {
   const candidates = [
     ['Scheme', 'scheme', (x) => x],
@@ -23,6 +25,8 @@ function resultsCard() {
     ['Top-1', 'top1_agreement', percent],
     ['E_M, worst 1 %', 'magnitude_share', percent],
     ['Key outliers', 'key_outlier_fraction', percent],
+    ['Eviction', 'eviction', (x) => x ?? '-'],
+    ['Kept', 'kept', percent],
     ['Seconds', 'seconds', (x) => number(x, 3)]
   ];
   const columns =
@@ -47,7 +51,7 @@ function resultsCard() {
         ([name, id], i) =>
             el('th', {
               scope: 'col',
-              class: id === 'mode' || id === 'codebook' ? 'text' : null,
+              class: textual.includes(id) ? 'text' : null,
               'aria-sort': state.sort === id ? (state.down ? 'descending' : 'ascending') : null
             },
                el('button', {
@@ -61,12 +65,12 @@ function resultsCard() {
                },
                   name, state.sort === id ? (state.down ? ' ↓' : ' ↑') : ''))));
     body.replaceChildren(...now.map(
-        (row) => el(
-            'tr', {},
-            columns.map(
-                ([, id, text], i) => (
-                    i === 0 ? el('th', {scope: 'row', title: row.codebook}, row.scheme) :
-                              el('td', {class: id === 'mode' || id === 'codebook' ? 'text' : null}, text(row[id])))))));
+        (row) =>
+            el('tr', {},
+               columns.map(
+                   ([, id, text], i) =>
+                       (i === 0 ? el('th', {scope: 'row', title: row.codebook}, row.scheme) :
+                                  el('td', {class: textual.includes(id) ? 'text' : null}, text(row[id])))))));
   };
   draw();
   redrawResults = draw;
@@ -131,4 +135,4 @@ function route() {
 }
 
 document.title = data.title;
-route();
+full.tasks ? tasksPage() : route();

@@ -42,7 +42,7 @@ if verb == "kvcc-collect":
 else:
     books = [words[i + 1] for i, word in enumerate(words) if word == "--codebook"]
     row = dict(nll=2.0, perplexity=7.4, dnll=0.1, kl=0.1, kl_se=0.01, top1_agreement=0.9)
-    print(json.dumps({{"schema_version": 1, "results": [dict(row, scheme="fp", codebook="")] + [dict(row, scheme="x", codebook=b) for b in books]}}))
+    print(json.dumps({{"schema_version": 1, "model": words[0], "results": [dict(row, scheme="fp", codebook="")] + [dict(row, scheme="x", codebook=b) for b in books]}}))
 """
 
 
@@ -104,9 +104,13 @@ def test_the_chain(tree):
     row = document["results"][0]
     assert row["scheme"] == SCHEME and Path(row["codebook"]).exists() and row["kl"] == 0.1
     assert document["full_precision"]["perplexity"] == 7.4
-    # Done before: eval is not run again.
-    tree.json("--eval", "--eval-ids", tree.work / "ids.npy")
+    # Done before: eval is not run again, and the report is of what was measured then.
+    tree.json("--eval", "--eval-ids", tree.work / "ids.npy", "--html", tree.work / "r.html")
     assert tree.calls().count("kvcc-eval") == 1
+    page = (tree.work / "r.html").read_text()
+    assert '"perplexity":7.4' in page and page.startswith("<!doctype html>")
+    tree.run("--html", tree.work / "r.html", code=2)  # without --eval there is nothing to draw
+    assert "folder" in tree.run("--eval", "--html", tree.work / "no/r.html", code=3).stderr
 
 
 def test_permission_to_go_beyond_the_context_reaches_both_stages(tree):

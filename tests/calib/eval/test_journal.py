@@ -1,4 +1,5 @@
 """kvcc eval's journal: an interrupted evaluation goes on where it was, and gives the same figures."""
+import fcntl
 import json
 import os
 import signal
@@ -102,4 +103,18 @@ def test_interrupt(command, tmp_path):
     assert len(journal[0].read_bytes().splitlines()) >= 3
     resumed = evaluate(*command, "--cache-dir", cache, "--resume")
     assert without_time(resumed) == without_time(evaluate(*command))
-    assert not list((cache / "eval").glob("*"))
+    assert not (cache / "eval").exists()
+
+
+def test_a_journal_has_one_writer(command, tmp_path):
+    """A second evaluation is refused while the first lives, whichever way it would use what is there."""
+    path = tmp_path / "j.jsonl"
+    evaluate(*command, "--journal", path, "--windows", 1)
+    before = path.read_bytes()
+    with open(path, "r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for resume in ([], ["--resume"]):
+            error = run("eval", *command, "--journal", path, "--windows", 1, *resume, code=3).stderr
+            assert "j.jsonl: another evaluation is writing it" in error
+    assert path.read_bytes() == before
+    evaluate(*command, "--journal", path, "--windows", 1, "--resume")

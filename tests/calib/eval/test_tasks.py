@@ -91,6 +91,22 @@ def test_a_prompt_that_sees_the_quantised_cache(model, tmp_path):
     assert document["mode"] == "full" and document["results"][1]["tasks"][0]["score"] == 1
 
 
+def test_the_report_of_tasks(model, tmp_path):
+    """--html writes the document that --json prints."""
+    folder, _, _ = model
+    file = tmp_path / "i.jsonl"
+    file.write_text(json.dumps({"prompt": "Hi", "instruction_id_list": ["punctuation:no_comma", "keywords:existence"],
+                                "kwargs": [{}, {"keywords": ["~never~"]}]}) + "\n")
+    document = evaluate(folder, "--task", f"ifeval={file}", "--scheme", "int4", "--html", tmp_path / "t.html")
+    task = document["results"][1]["tasks"][0]
+    assert task["score"] == 0 and [further["metric"] for further in task["further"]] == [
+        "all instructions followed (loose)", "instructions followed (strict)", "instructions followed (loose)"]
+    assert task["further"][0]["score"] == 0 and task["further"][1]["score"] <= task["further"][2]["score"] <= 0.5
+    page = (tmp_path / "t.html").read_text()
+    found = json.loads(page.split('id="kvcc-data"', 1)[1].split(">", 1)[1].split("</script>", 1)[0])
+    assert found["results"][1]["tasks"][0]["further"] == task["further"]
+
+
 def test_usage(model, tmp_path):
     folder, _, _ = model
     assert "passkey" in run("eval", folder, "--task", "haystack", code=2).stderr

@@ -200,6 +200,42 @@ def test_hostile_and_missing_numbers(browser, tmp_path, source):
     assert not browser.evaluate("/NaN|undefined|null|Infinity/.test(document.body.innerText)")
 
 
+def test_what_eviction_kept(browser, tmp_path, source):
+    rows = [dict(row) for row in source["results"][:4]]
+    alone = {**rows[1], "scheme": "fp", "eviction": "snapkv:64", "kept": 0.25}
+    rows[1:] = [alone, *({**row, "eviction": "snapkv:64", "kept": 0.25} for row in rows[1:])]
+    browser.open(page(tmp_path, {**source, "results": rows}))
+    got = list(csv.reader(io.StringIO(browser.downloads(lambda: browser.click("#results footer button"), "results.csv"))))
+    eviction, kept = got[0].index("eviction"), got[0].index("kept")
+    assert [(row[eviction], row[kept]) for row in got[1:] if row[kept]] == [("snapkv:64", "0.25")] * 4
+    assert browser.evaluate("[...document.querySelectorAll('#results tbody td')].filter((c) => c.textContent === '25 %').length") == 4
+    assert browser.errors == []
+
+
+def test_answers_of_tasks(browser, tmp_path):
+    """The document of kvcc eval --task has a page of its own; what is not scored says so."""
+    def row(scheme, score, **more):
+        tasks = [{"task": "passkey:512", "metric": "exact match", "samples": 10, "scored": 10, "score": score, "score_se": 0.1, "seconds": 2.0},
+                 {"task": "ifeval", "metric": "all instructions followed (strict)", "samples": 4, "scored": 0, "score": None, "score_se": None, "seconds": 1.0,
+                  "further": [{"metric": "instructions followed (loose)", "score": score / 2}]}]
+        return {"scheme": scheme, **more, "tasks": tasks}
+    hostile = "<img src=x onerror=\"document.title='run'\">"
+    document = {"schema_version": 1, "model": "/models/tiny", "seed": 7, "mode": "prefill-exact",
+                "results": [row("fp", 0.9), row("int2", 0.5, sink=1, tail=8), row(hostile, 0.25, codebook=f"/tmp/{hostile}", sink=0, tail=0)]}
+    for width in (1280, 400):
+        browser.view(width)
+        browser.open(page(tmp_path, document))
+        assert browser.errors == [] and browser.evaluate("document.images.length") == 0
+        assert browser.evaluate("document.documentElement.scrollWidth") == width
+    cells = browser.evaluate("[...document.querySelectorAll('#tasks tbody tr')].map((r) => [...r.children].map((c) => c.textContent))")
+    assert cells[0] == ["fp", "-", "0.9 ± 0.1", "not scored", "0.45"] and cells[1] == ["int2", "1 + 8", "0.5 ± 0.1", "not scored", "0.25"]
+    assert cells[2][0] == hostile and len(cells) == 3
+    got = list(csv.reader(io.StringIO(browser.downloads(lambda: browser.click("#tasks footer button"), "tasks.csv"))))
+    assert got[2][0] == "int2" and float(got[2][2]) == 0.5 and got[2][4] == ""
+    assert not browser.evaluate("/NaN|undefined|null|Infinity/.test(document.body.innerText)")
+    assert "each other exactly" in browser.evaluate("document.getElementById('provenance').textContent")
+
+
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_looks_as_kept(browser, report, width, theme):

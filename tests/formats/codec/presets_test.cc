@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "formats/codec/rotation.h"
 #include "formats/codec/tensor_codec.h"
 #include "formats/core/effective_bits.h"
 #include "formats/core/error.h"
@@ -83,7 +84,7 @@ TEST_P(OnlinePreset, ChainAndBits) {
   for (const auto& [heads, dim] : {std::pair{3, 64}, {2, 128}}) {
     double bits[2] = {0, 0};
     for (const bool key : {true, false}) {
-      const TensorScheme& tensor = key ? scheme.key : scheme.value;
+      const TensorScheme tensor = (key ? scheme.key : scheme.value).in_layer(0);
       const auto codec = make_codec(tensor, scheme.sparse, heads, dim);
       EXPECT_EQ(codec->block_tokens(), tensor.block_tokens());
       const std::vector<float> x = made_rows(256, heads, dim, key ? 11 : 12);
@@ -112,6 +113,57 @@ INSTANTIATE_TEST_SUITE_P(All, OnlinePreset, ::testing::ValuesIn(online_presets()
 double quantised_bits(const char* name, int dim = 128) {
   const EffectiveBits bits = effective_bits(parse_scheme(name), {1, 8, 8, dim, dim});
   return bits.codes + bits.scales;
+}
+
+TEST(PublishedBits, Oscar) {
+  // 2 + 32 / 128 bits and 68 exact tokens; METHODS.md 7.3 has 2.28, whose context it does not say.
+  const EffectiveBits bits = effective_bits(parse_scheme("oscar-qk"), {32, 32, 8, 128, 128}, {.context = 32768});
+  EXPECT_NEAR(bits.codes + bits.scales + bits.exceptions, 2.28, 0.005);
+  EXPECT_EQ(bits.constant_bytes, int64_t{32} * 8 * 2 * 128 * 128 * 4);
+}
+
+TEST(PublishedBits, QjlByLayer) {
+  // 256 signs a token and head, 512 in the first 15 layers (METHODS.md 6.6); its own sketch of half the size, at D =
+  // 128.
+  const auto codes = [](int layers) {
+    return effective_bits(parse_scheme("qjl"), {layers, 8, 8, 128, 128}).codes * 2 - 2;  // of keys
+  };
+  EXPECT_NEAR(codes(15), 4 + 2, 1e-9);
+  EXPECT_NEAR(codes(30), (4 + 2 + 2 + 1) / 2.0, 1e-9);
+  EXPECT_NEAR(codes(32), (15 * 6 + 17 * 3) / 32.0, 1e-9);
+  const TensorScheme key = parse_scheme("qjl").key;
+  const auto signs = [&](int layer) { return make_codec(key.in_layer(layer), 0, 1, 128)->parts(32)[1].count / 32; };
+  EXPECT_EQ(signs(0), 512);
+  EXPECT_EQ(signs(14), 512);
+  EXPECT_EQ(signs(15), 256);
+  for (const char* wrong : {"k=int2@postrope/channel:32,v=int2@token:32,k-early=15:4", "qjl-early15",
+                            "k=sign1@postrope/channel:32,v=int2@token:32,k-sketch=2,k-early=15"}) {
+    EXPECT_THROW(parse_scheme(wrong), Error) << wrong;
+  }
+}
+
+TEST(SpectralCodec, AMatrixAHead) {
+  const TensorScheme tensor = parse_scheme("oscar-qk").value;
+  const std::vector<std::vector<float>> turns = {random_rotation(64, 5), random_rotation(64, 6),
+                                                 random_rotation(64, 7)};
+  const std::vector<float> x = made_rows(40, 3, 64, 11);
+  const std::vector<float> decoded = expect_chain(*make_codec(tensor, 3, 64, turns), x);
+  for (int h = 0; h < 3; ++h) {
+    std::vector<float> head, alone(40 * 64);
+    for (int t = 0; t < 40; ++t) head.insert(head.end(), &x[(t * 3 + h) * 64], &x[(t * 3 + h) * 64] + 64);
+    make_codec(tensor, 1, 64, {turns[h]})->round_trip(head, alone, 1, "head");
+    for (int t = 0; t < 40; ++t) {
+      EXPECT_TRUE(same_bits({&decoded[(t * 3 + h) * 64], 64}, {&alone[t * 64], 64})) << t << " " << h;
+    }
+  }
+  EXPECT_THROW(make_codec(tensor, 0.0, 3, 64), Error);  // without its matrices
+  EXPECT_THROW(make_codec(tensor, 2, 64, turns), Error);
+  EXPECT_THROW(make_codec(tensor, 3, 32, turns), Error);
+  for (const char* wrong : {"k=int2@postrope/token:head,v=int2@token:head,k-rotate=spectral",
+                            "k=int2@prerope/token:head,v=int2@token:head,k-rotate=spectral,v-rotate=spectral",
+                            "k=int2@postrope/channel:32,v=int2@token:head,k-rotate=spectral,v-rotate=spectral"}) {
+    EXPECT_THROW(parse_scheme(wrong), Error) << wrong;
+  }
 }
 
 TEST(PublishedBits, AreThoseOfMethods) {

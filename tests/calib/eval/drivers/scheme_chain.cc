@@ -98,7 +98,7 @@ nlohmann::ordered_json run(const std::string& model, const std::string& ids_path
     Sums sums;
     for (int l = 0; l < layers; ++l) {
       for (const CacheTensor tensor : {CacheTensor::key, CacheTensor::value}) {
-        const auto codec = codebook ? codec_of(*codebook, l, tensor) : codec_of(scheme, shape, tensor);
+        const auto codec = codebook ? codec_of(*codebook, l, tensor) : codec_of(scheme, shape, tensor, l);
         const at::Tensor& rows = tensor == CacheTensor::value        ? tap.value[l]
                                  : scheme.key.site == Site::pre_rope ? tap.key_before[l]
                                                                      : tap.key_after[l];
