@@ -21,7 +21,7 @@ def presets():
         names += expand(base)
         options = re.findall(r"\[(-[a-z0-9]+)\]", preset["pattern"])  # those without a number
         names += [preset["example"] + option for option in options if preset["example"] + option not in names]
-    return names + ["kvarn-2-g64", "kvarn-k4v2-g64", "kvarn-2-it16", "kivi-2-g128", "kivi-4-g128"]
+    return names + ["kvarn-2-g64", "kvarn-k4v2-g64", "kvarn-2-it16", "kivi-2-g128", "kivi-4-g128", "oscar-qk"]
 
 
 def expand(pattern):

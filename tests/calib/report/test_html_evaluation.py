@@ -202,13 +202,13 @@ def test_hostile_and_missing_numbers(browser, tmp_path, source):
 
 def test_what_eviction_kept(browser, tmp_path, source):
     rows = [dict(row) for row in source["results"][:4]]
-    alone = {**rows[1], "scheme": "fp", "eviction": "snapkv:64", "kept": 0.25}
-    rows[1:] = [alone, *({**row, "eviction": "snapkv:64", "kept": 0.25} for row in rows[1:])]
+    alone = {**rows[1], "scheme": "fp", "eviction": "snapkv:64", "kept": 0.37}
+    rows[1:] = [alone, *({**row, "eviction": "snapkv:64", "kept": 0.37} for row in rows[1:])]
     browser.open(page(tmp_path, {**source, "results": rows}))
     got = list(csv.reader(io.StringIO(browser.downloads(lambda: browser.click("#results footer button"), "results.csv"))))
     eviction, kept = got[0].index("eviction"), got[0].index("kept")
-    assert [(row[eviction], row[kept]) for row in got[1:] if row[kept]] == [("snapkv:64", "0.25")] * 4
-    assert browser.evaluate("[...document.querySelectorAll('#results tbody td')].filter((c) => c.textContent === '25 %').length") == 4
+    assert [(row[eviction], row[kept]) for row in got[1:] if row[kept]] == [("snapkv:64", "0.37")] * 4
+    assert browser.evaluate("[...document.querySelectorAll('#results tbody td')].filter((c) => c.textContent === '37 %').length") == 4
     assert browser.errors == []
 
 

@@ -95,10 +95,13 @@ nlohmann::ordered_json run(const std::string& model, const std::string& ids_path
     std::optional<Codebook> codebook;
     if (text.ends_with(".kvcb")) codebook = read_codebook(text);
     const Scheme scheme = codebook ? codebook->scheme : parse_scheme(text);
+    std::optional<SpectralRotations> rotations;  // of this text, as what they are does not matter here
+    if (scheme.needs_rotations()) rotations = fit_rotations(decoder, scheme, {ids}, threads, {});
     Sums sums;
     for (int l = 0; l < layers; ++l) {
       for (const CacheTensor tensor : {CacheTensor::key, CacheTensor::value}) {
-        const auto codec = codebook ? codec_of(*codebook, l, tensor) : codec_of(scheme, shape, tensor, l);
+        const auto codec = codebook ? codec_of(*codebook, l, tensor)
+                                    : codec_of(scheme, shape, tensor, l, rotations ? &*rotations : nullptr);
         const at::Tensor& rows = tensor == CacheTensor::value        ? tap.value[l]
                                  : scheme.key.site == Site::pre_rope ? tap.key_before[l]
                                                                      : tap.key_after[l];
