@@ -1,11 +1,14 @@
-// SentencePiece's own library on one piece of text: its normalizer, its BPE, its byte fallback. T. Kudo and J.
-// Richardson, "SentencePiece: A simple and language independent subword tokenizer", 2018. The library's Unigram adds up
-// a text's scores in float (as of 0.1.97, Debian 12's), which after some ten thousand tokens no longer tells one
-// segmentation from another; later releases have double. So its normalizer runs, and the segmentation is ours.
+// SentencePiece's own library on one piece of text: its normalizer, its BPE, its Unigram, its byte fallback. T. Kudo
+// and J. Richardson, "SentencePiece: A simple and language independent subword tokenizer", 2018.
+//
+// The library's Unigram adds up a text's scores in float, from its first to its last token (as of 0.1.97, Debian 12's),
+// which after some ten thousand tokens no longer tells one segmentation from another. So it is asked for sentences; of
+// longer texts it only makes the normal form, and the segmentation is ours, in double.
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "calib/text/sentencepiece_proto.h"
@@ -37,7 +40,11 @@ class SentencePieceWords : public WordModel {
   }
 
   void encode(std::string_view word, std::vector<int32_t>& out) const override {
-    if (segmenter_) return segmenter_->encode(normalised(word), out);
+    if (word.size() > INT32_MAX / 4) {  // the library counts characters, and thrice as many bytes, by int
+      throw tokenizer_error(place_, "a text of " + std::to_string(word.size()) + " bytes", "at most 512 MiB");
+    }
+    constexpr size_t kSentence = 16 << 10;
+    if (segmenter_ && word.size() > kSentence) return segmenter_->encode(normalised(word), out);
     std::vector<int> ids;
     check(processor_.Encode(word, &ids));
     out.insert(out.end(), ids.begin(), ids.end());
@@ -97,7 +104,7 @@ class SentencePieceWords : public WordModel {
   std::string place_;
   int32_t byte_ids_[256];
   TokenizerSpec unigram_;                 // what segmenter_ refers to
-  std::unique_ptr<WordModel> segmenter_;  // null: the library does it
+  std::unique_ptr<WordModel> segmenter_;  // of long texts; null: the library does it
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Files of models: safetensors and their index, GGUF, config.json, tokenizer.json; ids and texts that are encoded.
+// Files of models: safetensors and their index, GGUF, config.json, tokenizer.json and tokenizer.model; ids and texts
+// that are encoded.
 #include <stdexcept>
 
 #include "calib/text/corpus.h"
@@ -116,6 +117,14 @@ KVCC_FUZZ(tokenizer_json) {
   source.json_path = source.place = put_file("tokenizer.json", input);
   const auto tokenizer = make_tokenizer(source);
   encode(*tokenizer, "the <|x|>  12\n\xff \xd0\xb9 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab", false);
+  tokenizer->sha256();
+}
+
+KVCC_FUZZ(sentencepiece) {
+  TokenizerSource source;
+  source.sentencepiece_path = source.place = put_file("tokenizer.model", input);
+  const auto tokenizer = make_tokenizer(source);
+  encode(*tokenizer, "the <s>  12\n\xff \xd0\xb9 aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab \xef\xac\x81", false);
   tokenizer->sha256();
 }
 

@@ -45,7 +45,7 @@ def test_evaluation_from_tokenizer_model(tmp_path, name):
 
 
 def test_normalizers_on_every_code_point(tmp_path):
-    """PyPI tokenizers has tables of about Unicode 11. What it does not know it leaves as it is; there kvcc follows the current tables, as
+    """PyPI tokenizers has tables of about Unicode 11. What they do not know they leave as it is; there kvcc follows the current tables, as
     Python's do."""
     codes = [c for c in range(0x110000) if not 0xd800 <= c < 0xe000 and unicodedata.category(chr(c)) not in ("Cn", "Co") and c != 10]
     words = [chr(c) + "x" for c in codes]
@@ -58,10 +58,12 @@ def test_normalizers_on_every_code_point(tmp_path):
         got, want = by_line(path, data), [e.ids for e in oracle.encode_batch(words)]
         differ = [i for i in range(len(codes)) if got[i] != want[i]]
         assert len(differ) < 400
+        oracle.normalizer = None
         for i in differ:
             word = words[i]
-            assert want[i] == plain[i], (name, hex(codes[i]))
-            expected = "x" if name == "StripAccents" else unicodedata.normalize(name, word)
-            oracle.normalizer = None
+            if name == "StripAccents":  # one of the two takes it for a mark, and Python says which is right
+                expected = "x" if unicodedata.category(word[0])[0] == "M" else word
+            else:
+                assert want[i] == plain[i], (name, hex(codes[i]))
+                expected = unicodedata.normalize(name, word)
             assert got[i] == oracle.encode(expected).ids, (name, hex(codes[i]))
-            assert name != "StripAccents" or unicodedata.category(word[0])[0] == "M"
