@@ -49,7 +49,7 @@ def test_collect_fit_eval(tmp_path, case):
         text = shape["rope_scaling"]
         assert (text.decode() if isinstance(text, bytes) else text) == scaling
     document = kvcc_json("eval", tmp_path / "model", "--ids", tmp_path / "ids.npy", "--seqlen", 64, "--codebook", tmp_path / "a.kvcb",
-                         "--scheme", "int4")
+                         "--scheme", "int4", *(["--attention", 4] if case == "lfm2" else []))
     fp, row, integer = document["results"]
     nll = []
     with torch.no_grad():
@@ -57,6 +57,11 @@ def test_collect_fit_eval(tmp_path, case):
             logits = model(torch.tensor(window)[None], use_cache=False).logits[0]
             nll.append(torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(window[1:])).item())
     assert fp["nll"] == pytest.approx(np.mean(nll), rel=1e-4)
+    if case == "lfm2":  # layers without a cache count in no mean
+        found = row["attention"]
+        assert found["layers"] == numbers and np.shape(found["kl_by_layer"]) == np.shape(found["relative_by_layer"]) == (2, 4)
+        for by_query, by_layer in (("static", "static_by_layer"), ("accumulated", "accumulated_by_layer")):
+            assert np.mean(found[by_query]) == pytest.approx(np.mean(found[by_layer]), rel=1e-9)
     assert 0 < row["kl"] < 0.6 and row["kl"] != integer["kl"] and integer["kl"] > 0
 
 
