@@ -1,7 +1,7 @@
 // Drives calib/fit/weight_fit.h for the Python oracle tests:
 //   fit_weights ROWS COLUMNS BITS SPARSE SENSITIVE THREADS    stdin: weights, Fisher information, f32 [rows, columns]
-// Prints (native little-endian) decoded weights f32 [rows, columns], levels f32 [rows, C], flags of the exact weights u8
-// [rows, columns], and the four sums as f64.
+// Prints (native little-endian) decoded weights f32 [rows, columns], levels f32 [rows, C], flags of the exact weights
+// u8 [rows, columns], and the four sums as f64.
 #include <cstdio>
 #include <string>
 #include <vector>
