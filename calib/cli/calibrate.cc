@@ -12,6 +12,7 @@
 #include "codegen/build/cxx.h"
 #include "codegen/build/nvcc.h"
 #include "datasets/datasets.h"
+#include "formats/cli/output.h"
 #include "formats/cli/program.h"
 #include "formats/core/effective_bits.h"
 #include "formats/core/file.h"
@@ -119,7 +120,10 @@ class Calibration {
       scheme = kvcc::short_name(parsed);
     }
     check_evaluation();
-    if (!o_.html.empty()) kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
+    if (!o_.html.empty()) {
+      kvcc::cli::check_replaced(o_.html, {"<!doctype html>", "content=\"kvcc "}, "--html");
+      kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
+    }
     check_archs();
     if (!fs::exists(o_.model))
       throw kvcc::bad_input(o_.model, "no such file or folder", "a .gguf file or a Hugging Face directory");

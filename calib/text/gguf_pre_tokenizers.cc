@@ -75,23 +75,28 @@ const GgufPreTokenizer kPreTokenizers[] = {
 
 }  // namespace
 
-const GgufPreTokenizer& find_gguf_pre_tokenizer(const std::string& name, const std::string& place) {
+std::string gguf_pre_tokenizer_names() {
   std::string known;
   for (const GgufPreTokenizer& row : kPreTokenizers) {
     const std::string names = row.names;
-    if (!name.empty() && name.find(' ') == std::string::npos && names.find(" " + name + " ") != std::string::npos) {
-      return row;
-    }
     for (size_t at = 1; at < names.size();) {
       const size_t end = names.find(' ', at);
       known += (known.empty() ? "" : ", ") + names.substr(at, end - at);
       at = end + 1;
     }
   }
+  return known;
+}
+
+const GgufPreTokenizer& find_gguf_pre_tokenizer(const std::string& name, const std::string& place) {
+  for (const GgufPreTokenizer& row : kPreTokenizers) {
+    const bool plain = !name.empty() && name.find(' ') == std::string::npos;
+    if (plain && std::string(row.names).find(" " + name + " ") != std::string::npos) return row;
+  }
   throw tokenizer_error(place,
                         name.empty() ? "no tokenizer.ggml.pre, so the splitting of words is not known"
                                      : "tokenizer.ggml.pre \"" + name + "\"",
-                        "one of " + known);
+                        "one of " + gguf_pre_tokenizer_names());
 }
 
 }  // namespace kvcc

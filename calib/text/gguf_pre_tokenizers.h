@@ -15,4 +15,7 @@ struct GgufPreTokenizer {
 /// Throws Error(bad_input) at `place` for a name that is not known, listing those that are.
 const GgufPreTokenizer& find_gguf_pre_tokenizer(const std::string& name, const std::string& place);
 
+/// All known names, with commas between.
+std::string gguf_pre_tokenizer_names();
+
 }  // namespace kvcc

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "calib/text/sentencepiece_proto.h"
@@ -37,6 +38,9 @@ class SentencePieceWords : public WordModel {
   }
 
   void encode(std::string_view word, std::vector<int32_t>& out) const override {
+    if (word.size() > INT32_MAX / 4) {  // the library counts characters, and thrice as many bytes, by int
+      throw tokenizer_error(place_, "a text of " + std::to_string(word.size()) + " bytes", "at most 512 MiB");
+    }
     if (segmenter_) return segmenter_->encode(normalised(word), out);
     std::vector<int> ids;
     check(processor_.Encode(word, &ids));

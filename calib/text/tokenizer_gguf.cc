@@ -63,6 +63,10 @@ void add_sentencepiece(const TokenizerSource& source, TokenizerSpec& spec) {
     if (type < PieceType::normal || type > PieceType::byte) {
       throw tokenizer_error(source.place, "token type " + std::to_string(type_of(source, i)), "1 to 6");
     }
+    if (piece.text.empty()) {  // never met in a text; the library wants a name
+      piece.text = "[EMPTY_" + std::to_string(i) + "]";
+      piece.type = PieceType::unused;
+    }
     // llama.cpp writes the marks of these as the spaces that they stand for.
     for (size_t at = 0; type == PieceType::user_defined && (at = piece.text.find(' ', at)) != std::string::npos;) {
       piece.text.replace(at, 1, kSpaceMark);

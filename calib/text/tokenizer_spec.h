@@ -97,6 +97,9 @@ void set_sentencepiece(std::string model, TokenizerSpec& spec);
 /// Of tokenizer.model with tokenizer_config.json and added_tokens.json where they are.
 TokenizerSpec spec_from_sentencepiece(const TokenizerSource& source);
 
+/// SHA-256 of everything in it that decides the ids.
+std::string hash_of(const TokenizerSpec& spec);
+
 /// The bytes of a token written in GPT-2's alphabet (each byte one printable character); false when the text has other
 /// characters.
 bool bytes_of_alphabet(std::string_view text, std::string& bytes);

@@ -1,9 +1,10 @@
-// kvcc models: the architectures that are supported, and how each was verified.
+// kvcc models: the architectures and tokenizers that are supported, and how each was verified.
 #include <fmt/format.h>
 
 #include <string>
 #include <vector>
 
+#include "calib/text/tokenizer_kinds.h"
 #include "formats/cli/program.h"
 #include "formats/weights/architecture.h"
 #include "formats/weights/block_formats.h"
@@ -65,6 +66,10 @@ int list(bool as_json) {
                                          {"test", kvcc::kVerifyingTest}});
     }
     document["weight_types"] = {{"safetensors", kvcc::weight_types(false)}, {"gguf", kvcc::weight_types(true)}};
+    for (const kvcc::TokenizerKind& kind : kvcc::tokenizer_kinds()) {
+      document["tokenizers"].push_back(
+          {{"kind", kind.name}, {"files", kind.files}, {"rules", kind.rules}, {"verified", kind.verified}});
+    }
     kvcc::cli::print_json(document);
     return 0;
   }
@@ -82,6 +87,10 @@ int list(bool as_json) {
     fmt::print("  {}: safetensors {}; GGUF {}\n", a.name, a.verified, a.verified_gguf);
   }
   for (const kvcc::Wrapper& w : kvcc::wrappers()) fmt::print("  {}: safetensors {}\n", w.name, kvcc::kVerified);
+  fmt::print("\nTokenizers (others are refused by name; --ids takes anybody's token ids):\n");
+  for (const kvcc::TokenizerKind& kind : kvcc::tokenizer_kinds()) {
+    fmt::print("  {}: {}; {}. Verified: {}\n", kind.name, kind.files, kind.rules, kind.verified);
+  }
   return 0;
 }
 
@@ -89,6 +98,6 @@ int list(bool as_json) {
 
 int main(int argc, char** argv) {
   return kvcc::cli::run(
-      argc, argv, "models", "The architectures that are supported, and how each was verified", kvcc::cli::kJson,
-      [](CLI::App&) {}, [](const kvcc::cli::Common& common) { return list(common.json); });
+      argc, argv, "models", "The architectures and tokenizers that are supported, and how each was verified",
+      kvcc::cli::kJson, [](CLI::App&) {}, [](const kvcc::cli::Common& common) { return list(common.json); });
 }

@@ -39,9 +39,8 @@ void check_model(const std::string& path, Verdict& verdict) {
   verdict.kind = "model";
   const kvcc::ModelFiles files = kvcc::open_model(path);
   const kvcc::TokenizerSource& source = files.tokenizer;
-  if (!source.json_path.empty() || !source.gguf_model.empty() || !source.gguf_tokens.empty()) {
-    kvcc::make_tokenizer(source);
-  }
+  const bool files_have_one = !source.json_path.empty() || !source.sentencepiece_path.empty();
+  if (files_have_one || !source.gguf_model.empty() || !source.gguf_tokens.empty()) kvcc::make_tokenizer(source);
   for (const kvcc::TensorInfo& tensor : files.tensors->tensors()) {
     verdict.holds.push_back(
         fmt::format("{} {} {}", tensor.name, kvcc::weight_type_name(tensor.type), kvcc::shape_text(tensor.shape)));

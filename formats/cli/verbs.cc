@@ -48,7 +48,7 @@ std::span<const Verb> verbs() {
       {"generate", "text from a model that decodes with the packed cache", true},
       {"export", "a codebook artifact in a format of others", false},
       {"validate", "check files: structure, checksums, ranges and meaning", false},
-      {"models", "the architectures that are supported, and how each was verified", false},
+      {"models", "the architectures and tokenizers that are supported, and how each was verified", false},
       {"schemes", "the presets, or schemes spelt out with their effective bits", false},
       {"data", "data sets by manifest: fetch, list, check", false},
   };

@@ -1,4 +1,5 @@
-// Files of models: safetensors and their index, GGUF, config.json, tokenizer.json; ids and texts that are encoded.
+// Files of models: safetensors and their index, GGUF, config.json, tokenizer.json and tokenizer.model; ids and texts
+// that are encoded.
 #include <stdexcept>
 
 #include "calib/text/corpus.h"

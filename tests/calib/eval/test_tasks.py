@@ -7,8 +7,9 @@ import torch
 
 import literal
 import oracle
+from calib.collect.test_weights import read as read_weights
 from calib.eval.test_eval import CALM, evaluate, run
-from support import tiny_llama
+from support import random_ids, tiny_llama
 
 
 def tokenizer(folder, vocab=256):
@@ -60,6 +61,30 @@ def test_answers_are_those_of_a_literal_decode(model, tmp_path):
         assert scores[name]["score"] == 1 and scores[name]["scored"] == 3, (name, scores)
     other = scores["fp"]["score"]  # of int2's answers
     assert other < 1
+
+
+def test_answers_on_quantised_weights(model, tmp_path):
+    """Full precision answers with the model's own weights, everything else with those of --weights."""
+    from transformers import LlamaForCausalLM
+    folder, made, tokens = model
+    random_ids(tmp_path / "ids.npy", 1, 64)
+    weights = tmp_path / "w.kvcw"
+    run("fit-weights", folder, "-o", weights, "--bits", 2, "--ids", tmp_path / "ids.npy", "--samples", 1, "--seqlen", 64)
+    quantised = LlamaForCausalLM.from_pretrained(folder).eval()
+    state = quantised.state_dict()
+    for name, (values, _, _) in read_weights(weights).items():
+        state[name].copy_(torch.from_numpy(values))
+    scores = {}
+    for name, who in {"own": made, "quantised": quantised}.items():
+        with open(tmp_path / f"{name}.jsonl", "w") as out:
+            for prompt in ("What is it, then?", "Two and two make"):
+                answer = tokens.decode(greedy(who, tokens.encode(prompt).ids, 4, lambda layer, kind, x: x))
+                out.write(json.dumps({"input": prompt, "outputs": [answer], "max_tokens": 4}) + "\n")
+        document = evaluate(folder, "--task", f"ruler={tmp_path / name}.jsonl", "--weights", weights, "--scheme", "int4")
+        assert document["weights"]["name"] == "w2-s0.45" and len(document["results"]) == 3
+        scores[name] = [row["tasks"][0]["score"] for row in document["results"][:2]]
+    assert scores["own"][0] == scores["quantised"][1] == 1
+    assert scores["own"][1] < 1 and scores["quantised"][0] < 1
 
 
 def test_block_codecs_and_tails_decode(model):

@@ -9,7 +9,8 @@ import sys
 import gguf
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
-from made_tokenizers import SENTENCEPIECE, Pieces, charsmap, evaluation, processor, sentencepiece_model
+from made_models import sentencepiece_gguf
+from made_tokenizers import Pieces, evaluation, processor
 from tokenizers_oracle import HARD, refusal, run, same
 
 sys.path.insert(0, str(pathlib.Path(os.environ["KVCC_SOURCE"]) / "tests/formats/weights"))
@@ -81,6 +82,17 @@ def trained(pre, **options):
     return oracle
 
 
+TRAINED = {}
+
+
+def trained_for(pre, whole_words):
+    """One for all names that share a rule."""
+    key = id(pre), whole_words
+    if key not in TRAINED:
+        TRAINED[key] = trained(pre, ignore_merges=whole_words)
+    return TRAINED[key]
+
+
 def write(path, oracle, pre, model="gpt2", keys=lambda w: None, types=None):
     spec = json.loads(oracle.to_str())
     tokens = sorted(oracle.get_vocab(with_added_tokens=True), key=oracle.get_vocab().get)
@@ -102,7 +114,7 @@ def write(path, oracle, pre, model="gpt2", keys=lambda w: None, types=None):
 
 @pytest.mark.parametrize("pre", PRE)
 def test_known_pre_tokenizers(tmp_path, pre):
-    oracle = trained(PRE[pre], ignore_merges=pre in WHOLE_WORDS)
+    oracle = trained_for(PRE[pre], pre in WHOLE_WORDS)
     path = write(tmp_path / "m.gguf", oracle, pre)
     for text in ("\n".join(HARD.values()), HARD["spaces"], "a<think>b <|bos|>c<thin", "IT'S I'Ll 12345 x\n\n  y"):
         same(path, oracle, text)
@@ -148,36 +160,6 @@ def test_deepseek_llm(tmp_path):
     path = write(tmp_path / "m.gguf", oracle, "deepseek-llm")
     for text in ("It's 12345  x\n\n  y \t\n z", "Привет, мир! naïve café ΆΏώΐῼ ΩK ǅ", *(t for n, t in HARD.items() if n != "scripts")):
         same(path, oracle, text)
-
-
-def sentencepiece_gguf(path, name, keys=lambda w: None, change=lambda tokens, scores, types: None):
-    p = processor(name)
-    count = range(p.get_piece_size())
-    unigram = SENTENCEPIECE[name]["model_type"] == "unigram"
-    users = SENTENCEPIECE[name].get("user_defined_symbols", [])
-    types = [2 if p.is_unknown(i) else 3 if p.is_control(i) else 6 if p.is_byte(i) else 5 if p.is_unused(i) else
-             4 if p.id_to_piece(i) in users else 1 for i in count]
-    # llama.cpp's converter writes the marks of user-defined tokens as spaces.
-    tokens = [p.id_to_piece(i).replace("▁", " ") if t == 4 else p.id_to_piece(i) for i, t in enumerate(types)]
-    scores = [p.get_score(i) for i in count]
-    change(tokens, scores, types)
-
-    def write_keys(writer):
-        writer.add_tokenizer_model("t5" if unigram else "llama")
-        writer.add_tokenizer_pre("default")
-        writer.add_token_list(tokens)
-        writer.add_token_scores(scores)
-        writer.add_token_types(types)
-        writer.add_bos_token_id(p.bos_id())
-        writer.add_add_space_prefix(SENTENCEPIECE[name].get("add_dummy_prefix", True))
-        if SENTENCEPIECE[name].get("remove_extra_whitespaces", True):
-            writer.add_remove_extra_whitespaces(True)
-        if SENTENCEPIECE[name].get("normalization_rule_name") != "identity":
-            writer.add_precompiled_charsmap(charsmap(sentencepiece_model(name)))
-        keys(writer)
-
-    c = config(vocab_size=len(tokens))
-    return write_gguf(path, c, tensors(c), keys=write_keys)
 
 
 @pytest.mark.parametrize("name", ["Llama 2", "Gemma", "T5"])
