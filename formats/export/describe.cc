@@ -13,12 +13,12 @@ std::string numbers_text(const TreeValue& value) {
   return fmt::format("{}", fmt::join(array_of<T>(value), ","));
 }
 
-const char* scale_semantics(const TensorScheme& scheme) {
-  return scheme.axis == Axis::channel
-             ? "static, per channel; decoded = fmaf(codebook[code], scale, zero) in f32; scale multiplies"
-             : "online, per token over all KV heads of a layer, made when packing; decoded = fmaf(codebook[code], "
-               "scale, "
-               "zero) in f32; scale multiplies";
+std::string scale_semantics(const Scheme& scheme, const TensorScheme& tensor) {
+  const char* const made = tensor.axis == Axis::channel
+                               ? "static, per channel"
+                               : "online, per token over all KV heads of a layer, made when packing";
+  const char* const level = scheme.qnorm ? "fmaf(codebook[code], norm_scale, norm_offset)" : "codebook[code]";
+  return fmt::format("{}; decoded = fmaf({}, scale, zero) in f32; scale multiplies", made, level);
 }
 
 }  // namespace
@@ -72,8 +72,8 @@ Tree describe_export(Tree tree, const Codebook& codebook) {
   to["key_stats_site"] = text_value("pre-rope");
   to["attention_bias"] = text_value(!bias ? "unknown" : *bias ? "yes" : "no");
   to["qk_norm"] = text_value(codebook.model.qk_norm ? "yes" : "no");
-  to["key_scale"] = text_value(scale_semantics(codebook.scheme.key));
-  to["value_scale"] = text_value(scale_semantics(codebook.scheme.value));
+  to["key_scale"] = text_value(scale_semantics(codebook.scheme, codebook.scheme.key));
+  to["value_scale"] = text_value(scale_semantics(codebook.scheme, codebook.scheme.value));
   return tree;
 }
 

@@ -138,6 +138,14 @@ def test_json(artifact):
     assert found == datasets_of(scheme)
 
 
+def test_what_scales_mean_follows_the_scheme(tmp_path):
+    for scheme, level in (("kvcc-nuq3-1%-sink1", "codebook[code]"), ("kvcc-nuq3-1%-qnorm-sink1", "fmaf(codebook[code], norm_scale, norm_offset)")):
+        out, _ = export(make(tmp_path / f"{scheme}.kvcb", scheme), "json", name=f"{scheme}.json")
+        about = json.loads(out.read_text())["attributes"]["/export"]
+        assert about["key_scale"] == f"static, per channel; decoded = fmaf({level}, scale, zero) in f32; scale multiplies"
+        assert about["value_scale"].startswith("online, per token") and f"decoded = fmaf({level}, scale, zero)" in about["value_scale"]
+
+
 def test_gguf(artifact):
     path, scheme = artifact
     out, _ = export(path, "gguf")
