@@ -40,7 +40,8 @@ void define(CLI::App& app, Options& o) {
   app.add_option("MODEL", o.model, "Hugging Face directory or .gguf file")->required();
   app.add_option("-o,--output", o.output,
                  "NAME.kvcb; with several schemes NAME.SCHEME.kvcb each (default: MODEL's name, in this folder)");
-  app.add_option("--scheme", o.schemes, "scheme to fit, may be repeated (default: kvcc-2 and kvcc-3; with --compile kvcc-nuq4-1%-sink1)");
+  app.add_option("--scheme", o.schemes,
+                 "scheme to fit, may be repeated (default: kvcc-2 and kvcc-3; with --compile kvcc-nuq4-1%-sink1)");
   app.add_option("--compile", o.archs, "compile kernels for these architectures, e.g. sm_80,sm_90,cpu");
   CLI::Option* evaluate = app.add_flag("--eval", o.evaluate, "evaluate perplexity, KL and top-1 agreement");
   app.add_option("--dataset", o.dataset,
