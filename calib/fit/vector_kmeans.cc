@@ -238,6 +238,7 @@ void improve(const WeightedPoints& points, VectorCodebook& codebook, int rounds)
 
 std::vector<float> smoothed_weights(const WeightedPoints& points, int bits, double own) {
   const int64_t count = points.points.count;
+  if (own >= 1) return {points.weight, points.weight + count};
   const VectorCodebook cells = grow_codebooks(points, bits, 1).back();
   std::vector<uint16_t> cell(count);
   nearest_vectors(points.points, cells.vectors.data(), 1 << bits, cell.data(), nullptr);

@@ -65,14 +65,18 @@ TEST(FisherTransform, WhitensTheMetricAndDecorrelates) {
   double energy = 0;
   for (int i = 0; i < n; ++i) energy += covariance[i * n + i] / total;
   for (int i = 0; i < n; ++i) {
-    if (i > 0) EXPECT_LE(covariance[i * n + i], covariance[(i - 1) * n + i - 1] * 1.001) << "sorted by energy";
+    if (i > 0) {
+      EXPECT_LE(covariance[i * n + i], covariance[(i - 1) * n + i - 1] * 1.001) << "sorted by energy";
+    }
     for (int j = 0; j < n; ++j) {
       double product = 0;
       for (int k = 0; k < n; ++k) product += double{t.forward[k * n + i]} * t.forward[k * n + j];
       const double wanted = metric[i * n + j] / static_cast<double>(count);
       EXPECT_NEAR(product, wanted,
                   1e-3 * std::sqrt(metric[i * n + i] * metric[j * n + j]) / static_cast<double>(count));
-      if (i != j) EXPECT_NEAR(covariance[i * n + j] / total, 0, 1e-3 * energy) << i << " " << j;
+      if (i != j) {
+        EXPECT_NEAR(covariance[i * n + j] / total, 0, 1e-3 * energy) << i << " " << j;
+      }
     }
   }
 }
@@ -102,7 +106,9 @@ TEST(FisherTransform, GroupsChannelsThatBelongTogether) {
     for (int c = 0; c < n; ++c) {
       const bool own =
           std::find(t.order.begin() + i / 4 * 4, t.order.begin() + i / 4 * 4 + 4, c) != t.order.begin() + i / 4 * 4 + 4;
-      if (!own) EXPECT_EQ(t.forward[i * n + c], 0) << "a group mixes its own channels alone";
+      if (!own) {
+        EXPECT_EQ(t.forward[i * n + c], 0) << "a group mixes its own channels alone";
+      }
     }
   }
 }

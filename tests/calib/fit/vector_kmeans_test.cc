@@ -58,7 +58,9 @@ TEST(VectorKmeans, ErrorsAreThoseOfTheVectorsAndFallWithEveryBit) {
       ASSERT_EQ(books[b].vectors.size(), static_cast<size_t>(width) << b);
       EXPECT_NEAR(books[b].error, error_of(points, books[b].vectors), 1e-4 * books[b].error);
       EXPECT_NEAR(coding_error(points.view(), books[b].vectors), books[b].error, 1e-9 * books[b].error);
-      if (b > 0) EXPECT_LT(books[b].error, books[b - 1].error);
+      if (b > 0) {
+        EXPECT_LT(books[b].error, books[b - 1].error);
+      }
     }
     VectorCodebook better = books[5];
     improve(points.view(), better, 30);
@@ -105,6 +107,27 @@ TEST(VectorKmeans, FewDifferentPointsAndNoWeights) {
     EXPECT_EQ(book.error, 0);
     for (const float v : book.vectors) EXPECT_TRUE(std::isfinite(v));
   }
+}
+
+TEST(VectorKmeans, SmoothedWeightsKeepTheirRegionsSum) {
+  Points points = made_points(2, 800, 6);
+  const auto count = points.weight.size();
+  for (size_t t = 0; t < count; ++t) points.weight[t] *= points.z[t] > 0 ? 10.0f : 1.0f;  // a region that matters more
+  EXPECT_EQ(smoothed_weights(points.view(), 3, 1.0), points.weight);
+  const std::vector<float> smooth = smoothed_weights(points.view(), 3, 0.0),
+                           half = smoothed_weights(points.view(), 3, 0.5);
+  double sums[2][2] = {}, spread[2] = {};
+  for (size_t t = 0; t < count; ++t) {
+    const int side = points.z[t] > 0 ? 1 : 0;
+    sums[0][side] += points.weight[t];
+    sums[1][side] += smooth[t];
+    spread[0] += std::pow(points.weight[t], 2);
+    spread[1] += std::pow(smooth[t], 2);
+    EXPECT_NEAR(half[t], (points.weight[t] + smooth[t]) / 2, 1e-4 * (1 + half[t]));
+  }
+  EXPECT_NEAR(sums[1][0] + sums[1][1], sums[0][0] + sums[0][1], 1e-3 * sums[0][1]);
+  EXPECT_GT(sums[1][1], 2 * sums[1][0]) << "the region still matters more";
+  EXPECT_LT(spread[1], 0.8 * spread[0]) << "single tokens less";
 }
 
 TEST(VectorKmeans, AVectorWithoutPointsTakesTheWorstOne) {
