@@ -190,7 +190,7 @@ def test_exports_that_do_not_know_them_are_refused(fitted, tmp_path):
     for scheme, path in fitted.items():
         extended = "cap" in scheme or "qnorm" in scheme
         for kind in ("safetensors", "json"):
-            done = subprocess.run([PROGRAMS / "kvcc-export", path, "--to", kind, "-o", tmp_path / "out"], capture_output=True, text=True)
+            done = subprocess.run([PROGRAMS / "kvcc-export", path, "--to", kind, "-o", tmp_path / f"out.{kind}"], capture_output=True, text=True)
             refused = extended and kind == "safetensors"
             assert done.returncode == (2 if refused else 0), done.stderr
             assert not refused or "without cap and qnorm" in done.stderr
