@@ -370,8 +370,8 @@ def test_F55_newer_formats_are_named(artifact, tmp_path):
     folder = tmp_path / "acts"
     make("activations", folder)
     manifest = folder / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 3'))
-    assert "activations format 3, this build reads up to 2" in kvcc("inspect", folder, code=3)[1]
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 4'))
+    assert "activations format 4, this build reads up to 3" in kvcc("inspect", folder, code=3)[1]
 
 
 def test_validate_lists_everything_of_every_file(artifact, tmp_path):

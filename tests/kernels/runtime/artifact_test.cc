@@ -190,7 +190,6 @@ TEST_F(Changed, DamagedHeadersNeverCrash) {
 TEST(Scalings, WhatIsWrongWithThemIsSaidWhenASequenceIsMade) {
   for (const auto& [scaling, json, part] : std::vector<std::tuple<std::string, std::string, std::string>>{
            {"linear", "{}", "factor"},
-           {"spiral", "{}", "spiral"},
            {"dynamic", R"({"factor":2})", "max_position_embeddings"},
            {"longrope", R"({"original_max_position_embeddings":64,"factor":2,"short_factor":[1]})", "short_factor"}}) {
     Made made({.rope = {1e4, "half-split", scaling, json, 64}});
@@ -199,6 +198,14 @@ TEST(Scalings, WhatIsWrongWithThemIsSaidWhenASequenceIsMade) {
     EXPECT_EQ(kvcc_create(artifact.get(), nullptr, &sequence), KVCC_BAD_INPUT);
     EXPECT_NE(std::string(kvcc_error_message()).find(part), std::string::npos) << kvcc_error_message();
   }
+  Made made({.rope = {1e4, "half-split", "linear", R"({"factor":2})", 64}});
+  Tree tree = made.tree();  // kvcc writes no artifact of a scaling that it does not know
+  tree["/model"].attributes["rope_scaling"] = text_value("spiral");
+  tree["/"].attributes["content_sha256"] = text_value(content_sha256(tree));
+  const Artifact artifact = open(tree_to_safetensors(tree));
+  KvccSequence* sequence = nullptr;
+  EXPECT_EQ(kvcc_create(artifact.get(), nullptr, &sequence), KVCC_BAD_INPUT);
+  EXPECT_NE(std::string(kvcc_error_message()).find("spiral"), std::string::npos) << kvcc_error_message();
 }
 
 }  // namespace
