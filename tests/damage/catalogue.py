@@ -343,7 +343,7 @@ GGUF = [
 SETTINGS = "settings"
 MANIFEST = [
     ("no version", drop("schema_version"), ["'schema_version' is missing"]),
-    ("F55 future version", put("schema_version", 3), ["activations format 3, this build reads up to 2"]),
+    ("F55 future version", put("schema_version", 4), ["activations format 4, this build reads up to 3"]),
     ("version 2^40", put("schema_version", 2**40), ["activations format 1099511627776"]),
     ("version 0", put("schema_version", 0), ["'schema_version' is 0"]),
     ("version a text", put("schema_version", "1"), ["'schema_version' is \"1\"", "a whole number"]),
