@@ -66,10 +66,7 @@ void define(CLI::App& app, Options& o) {
 class Collection {
  public:
   Collection(const Options& options, const kvcc::cli::Common& common)
-      : o_(options),
-        common_(common),
-        files_(kvcc::open_model(options.model)),
-        source_(files_, options.text, common, kDefaultDataset) {
+      : o_(options), common_(common), files_(kvcc::open_model(options.model)) {
     options_.output = o_.output;
     options_.recompute = o_.recompute == "on"    ? kvcc::Recompute::on
                          : o_.recompute == "off" ? kvcc::Recompute::off
@@ -82,12 +79,13 @@ class Collection {
     options_.force = common.force;
     options_.skip_nonfinite = o_.on_nonfinite == "skip";
     options_.threads = common.threads;
+    source_.emplace(files_, options.text, common, kDefaultDataset);
   }
 
   int run() {
     if (!files_.left_out.empty()) spdlog::info("{}: {}", o_.model, files_.left_out);
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
-    samples_ = source_.draw(o_.samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
+    samples_ = source_->draw(o_.samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
     settings_.model = kvcc::model_info(files_);
     settings_.decoder_json = kvcc::decoder_json(files_.config);
     if (!o_.weights.empty()) set_weights();
@@ -98,7 +96,7 @@ class Collection {
     settings_.acts_dtype = o_.acts_dtype;
     settings_.fisher = !o_.no_fisher;
     settings_.layer_index = files_.config.cached_layers();
-    settings_.tokenizer_sha256 = source_.tokenizer_sha256();
+    settings_.tokenizer_sha256 = source_->tokenizer_sha256();
     settings_.text_name = samples_.name();
     settings_.text_flavour = samples_.flavour();
     settings_.bos = samples_.bos();
@@ -154,7 +152,7 @@ class Collection {
         kept.emplace_back(npy.ids.begin() + s * length, npy.ids.begin() + (s + 1) * length);
       }
     }
-    self_ids_ = source_.sample_self(samples_, o_.seqlen, static_cast<uint64_t>(o_.seed), std::move(kept));
+    self_ids_ = source_->sample_self(samples_, o_.seqlen, static_cast<uint64_t>(o_.seed), std::move(kept));
   }
 
   std::string samples_text() const {
@@ -222,7 +220,7 @@ class Collection {
   std::optional<kvcc::QuantisedWeights> weights_;
   kvcc::CollectOptions options_;
   kvcc::ActivationsSettings settings_;
-  kvcc::cli::TextSource source_;
+  std::optional<kvcc::cli::TextSource> source_;
   kvcc::MixedSamples samples_;
   std::vector<std::vector<int32_t>> self_ids_;
 };
