@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <future>
@@ -13,9 +12,10 @@
 #include <set>
 
 #include "calib/cli/artifact_name.h"
+#include "calib/cli/fit_artifact.h"
+#include "calib/cli/fit_report.h"
 #include "calib/cli/fit_vector.h"
 #include "calib/fit/fit.h"
-#include "calib/fit/usage.h"
 #include "calib/report/explain.h"
 #include "calib/report/layer_data.h"
 #include "formats/cli/output.h"
@@ -38,8 +38,6 @@ using kvcc::Scheme;
 using kvcc::cli::Common;
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
-
-static_assert(kvcc::kUsageBins == kvcc::kNormalisedBins, "the fit's histograms are the artifact's");
 
 constexpr float kStatedBound = 1e-4f;  // on the gap to the optimum; more than this is told
 
@@ -66,117 +64,11 @@ struct Job {
   double seconds = 0;  ///< its share of the fit that all schemes have in common
 };
 
-template <typename T>
-void append(std::vector<T>& to, const std::vector<T>& from) {
-  to.insert(to.end(), from.begin(), from.end());
-}
-
-/// What no scheme changes.
-void append_statistics(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
-  append(to.stats.min, fit.min);
-  append(to.stats.max, fit.max);
-  append(to.stats.mean, fit.mean);
-  append(to.stats.variance, fit.variance);
-  append(to.stats.fisher, fit.fisher);
-  append(to.stats.first_token_share, fit.first_token_share);
-  append(to.stats.drift, fit.drift);
-  append(to.stats.sample_share, fit.sample_share);
-  append(to.stats.token_share, fit.token_share);
-  append(to.stats.heaviest_sample, fit.heaviest_sample);
-  append(to.stats.token_sample, fit.token_sample);
-  append(to.stats.token_position, fit.token_position);
-  append(to.stats.reached, fit.reached);
-}
-
-void append_layer(kvcc::TensorCodebooks& to, const kvcc::TensorFit& fit) {
-  to.codes = fit.table.stride;
-  append(to.codebook, fit.table.levels);
-  append(to.bits, fit.table.bits);
-  append(to.scale, fit.scale);
-  append(to.zero, fit.zero);
-  append(to.threshold_lower, fit.threshold_lower);
-  append(to.threshold_upper, fit.threshold_upper);
-  append(to.norm_scale, fit.norm_scale);
-  append(to.norm_offset, fit.norm_offset);
-  append(to.outlier_fraction, fit.outlier_fraction);
-  append(to.stats.weighted_sse, fit.weighted_sse);
-  append(to.stats.sqnr_db, fit.sqnr_db);
-  append(to.stats.fit_gap_bound, fit.fit_gap_bound);
-  append(to.stats.distinct, fit.distinct);
-  append(to.stats.histogram, fit.histogram);
-  append(to.stats.code_use, fit.code_use);
-  append(to.stats.held_out_outliers, fit.held_out_outliers);
-  append_statistics(to, fit);
-}
-
 /// Jobs whose vector codebooks are fitted together.
 struct Family {
   std::vector<Job*> jobs;
   std::unique_ptr<kvcc::VectorFit> fit = {};
 };
-
-float greatest(const std::vector<float>& values) {
-  return values.empty() ? 0.0f : *std::max_element(values.begin(), values.end());
-}
-
-double mean(const std::vector<float>& values) {
-  double sum = 0;
-  for (const float v : values) sum += v;
-  return values.empty() ? 0 : sum / static_cast<double>(values.size());
-}
-
-float gap_bound(const Codebook& codebook) {
-  return std::max(greatest(codebook.key.stats.fit_gap_bound), greatest(codebook.value.stats.fit_gap_bound));
-}
-
-uint32_t fewest_distinct(const Codebook& codebook) {
-  uint32_t fewest = UINT32_MAX;
-  for (const auto* tensor : {&codebook.key, &codebook.value}) {
-    for (const uint32_t count : tensor->stats.distinct) fewest = std::min(fewest, count);
-  }
-  return fewest;
-}
-
-bool has_kmeans(const Scheme& s) {
-  return s.key.grid == kvcc::Grid::nuq || s.value.grid == kvcc::Grid::nuq || s.is_vector();
-}
-
-/// The steps of a fit in words.
-std::string explanation(const Scheme& s) {
-  const auto grid = [](const kvcc::TensorScheme& t) {
-    const char* name = t.grid == kvcc::Grid::nuq       ? "levels by exact weighted k-means"
-                       : t.grid == kvcc::Grid::integer ? "uniform levels"
-                                                       : "levels of the normal density";
-    return fmt::format("{} {}", 1 << t.bits, name);
-  };
-  const auto range = [&](const kvcc::TensorScheme& t) {
-    if (t.axis == kvcc::Axis::token) {
-      return s.sparse > 0 ? "each token's own range (fp16), its ends of both tails kept exactly"
-                          : std::string("each token's own range (fp16)");
-    }
-    const std::string tokens = s.first_in_thresholds ? "all tokens" : "all tokens but the first of each sample";
-    return s.sparse > 0
-               ? fmt::format("each channel's quantiles {:g} and {:g} over {}; what lies outside is kept exactly",
-                             s.sparse / 2, 1 - s.sparse / 2, tokens)
-               : fmt::format("each channel's least and greatest value over {}", tokens);
-  };
-  if (!has_kmeans(s)) {
-    return fmt::format(
-        "{}\n  keys:     {}, in {}\n  values:   {}, in {}\n  exact at inference: the first {} and the last {} tokens "
-        "(fp16)\n",
-        to_string(s), grid(s.key), range(s.key), grid(s.value), range(s.value), s.sink, s.residual);
-  }
-  const char* weight = s.weight == kvcc::FitWeight::none ? "none"
-                       : s.weight == kvcc::FitWeight::f  ? "squared gradient"
-                                                         : "squared gradient times squared scale";
-  return fmt::format(
-      "{}\n  keys:     {}, in {}\n  values:   {}, in {}\n  k-means:  one codebook per {}; weight: {}; first token of "
-      "each "
-      "sample {}\n  exact at inference: the first {} and the last {} tokens (fp16)\n",
-      to_string(s), grid(s.key), range(s.key), grid(s.value), range(s.value),
-      s.codebook == kvcc::CodebookScope::head ? "layer and head" : "layer", weight, s.first_in_kmeans ? "in" : "out",
-      s.sink, s.residual);
-}
 
 class Fit {
  public:
@@ -198,7 +90,7 @@ class Fit {
                     "a scheme with statistics of the model", "kvcc eval MODEL --scheme " + text);
       }
       if (!seen.insert(to_string(job.scheme)).second) throw Error(ErrorKind::usage, "--scheme " + text, "given twice");
-      const bool weighs = job.scheme.weight != kvcc::FitWeight::none && has_kmeans(job.scheme);
+      const bool weighs = job.scheme.weight != kvcc::FitWeight::none && kvcc::cli::has_kmeans(job.scheme);
       if (!settings_.fisher && weighs) {
         throw kvcc::bad_input(options_.activations, "no gradients (collected with --no-fisher)",
                               "gradients, which scheme " + text + " weighs with",
@@ -217,9 +109,9 @@ class Fit {
     for (Job& job : jobs_) job.skipped = is_done(job);
     if (options_.explain) {
       for (const Job& job : jobs_) {
-        fmt::print(
-            common_.json ? stderr : stdout, "{}",
-            job.scheme.is_vector() ? kvcc::cli::explain_vector(job.scheme, held_out()) : explanation(job.scheme));
+        fmt::print(common_.json ? stderr : stdout, "{}",
+                   job.scheme.is_vector() ? kvcc::cli::explain_vector(job.scheme, held_out())
+                                          : kvcc::cli::explain_fit(job.scheme));
       }
     }
     if (common_.dry_run) {
@@ -322,9 +214,10 @@ class Fit {
 
   /// "" of activations of the model's own weights.
   std::string quantised_weights() const {
-    const Json decoder = Json::parse(settings_.decoder_json, nullptr, false);
-    const bool there = decoder.is_object() && decoder.contains("quantised_weights");
-    return there && decoder["quantised_weights"].is_string() ? decoder["quantised_weights"].get<std::string>() : "";
+    if (settings_.decoder_json.empty()) return "";
+    const auto decoder = kvcc::parse_json<Json>(settings_.decoder_json, "decoder");
+    const auto found = decoder.find("quantised_weights");
+    return found != decoder.end() && found->is_string() ? found->get<std::string>() : "";
   }
 
   uint64_t layer_bytes() const {
@@ -400,13 +293,13 @@ class Fit {
     for_layers(true, [&](int layer, const kvcc::LayerActivations& activations) {
       const std::vector<kvcc::LayerFit> fits = fit_layer(activations, schemes, common_.threads);
       for (size_t i = 0; i < plain.size(); ++i) {
-        append_layer(plain[i]->codebook.key, fits[i].key);
-        append_layer(plain[i]->codebook.value, fits[i].value);
+        kvcc::cli::append_layer(plain[i]->codebook.key, fits[i].key);
+        kvcc::cli::append_layer(plain[i]->codebook.value, fits[i].value);
       }
       for (Family& family : families) {
         for (Job* job : family.jobs) {
-          append_statistics(job->codebook.key, fits.back().key);
-          append_statistics(job->codebook.value, fits.back().value);
+          kvcc::cli::append_statistics(job->codebook.key, fits.back().key);
+          kvcc::cli::append_statistics(job->codebook.value, fits.back().value);
         }
         family.fit->tabulate(layer, activations);
       }
@@ -425,9 +318,9 @@ class Fit {
     warn_of_thin_heads(open.front()->codebook);
     for (Job* job : open) {
       job->seconds = fit_seconds_ / static_cast<double>(open.size());
-      if (gap_bound(job->codebook) > kStatedBound) {
+      if (kvcc::cli::gap_bound(job->codebook) > kStatedBound) {
         spdlog::warn("{}: k-means is only known to be within {:g} of the optimum (relative)", job->output,
-                     gap_bound(job->codebook));
+                     kvcc::cli::gap_bound(job->codebook));
       }
       kvcc::write_codebook(*job->file, job->output, job->codebook);
     }
@@ -496,61 +389,18 @@ class Fit {
     }
   }
 
-  static void add_vector_json(Json& row, const Codebook& book) {
-    if (!book.scheme.is_vector()) return;
-    for (const char* scalar : {"max_gap_bound", "min_distinct", "key_outlier_fraction", "value_outlier_fraction"}) {
-      row.erase(scalar);  // of levels and outliers
-    }
-    const kvcc::EffectiveBitsQuery query = kvcc::bits_query(book);
-    const kvcc::cli::Predicted predicted = kvcc::cli::predicted(book);
-    row["code_bits"] = query.code_bits;
-    row["effective_bits"] = kvcc::effective_bits(book.scheme, book.model.shape, query).total;
-    row["held_out_samples"] = book.provenance.held_out;
-    row["predicted_dnll_fitted"] = predicted.fitted;
-    row["predicted_dnll_held_out"] = predicted.held_out;
-  }
-
   void report() const {
-    if (common_.json) {
-      Json document{{"activations", options_.activations}, {"layers", layers()}};
-      document["fit_seconds"] = fit_seconds_;
-      document["read_wait_seconds"] = wait_seconds_;
-      document["results"] = Json::array();
-      for (const Job& job : jobs_) {
-        const Codebook& book = job.codebook;
-        document["results"].push_back({{"scheme", short_name(job.scheme)},
-                                       {"scheme_text", to_string(job.scheme)},
-                                       {"output", job.output},
-                                       {"skipped", job.skipped},
-                                       {"content_sha256", book.content_sha256},
-                                       {"fit_seconds", job.seconds},
-                                       {"max_gap_bound", gap_bound(book)},
-                                       {"min_distinct", fewest_distinct(book)},
-                                       {"key_outlier_fraction", mean(book.key.outlier_fraction)},
-                                       {"value_outlier_fraction", mean(book.value.outlier_fraction)},
-                                       {"key_sqnr_db", mean(book.key.stats.sqnr_db)},
-                                       {"value_sqnr_db", mean(book.value.stats.sqnr_db)}});
-        add_vector_json(document["results"].back(), book);
-      }
-      return kvcc::cli::print_json(document);
+    std::vector<kvcc::cli::FitResult> results;
+    for (const Job& job : jobs_) results.push_back({job.codebook, job.output, job.skipped, job.seconds});
+    if (!common_.json) {
+      fmt::print("{}", kvcc::cli::fit_table(results));
+      return;
     }
-    std::vector<std::vector<std::string>> rows{
-        {"artifact", "fit s", "gap bound", "key outliers", "value outliers", "key dB", "value dB", "dNLL", "sha256"}};
-    for (const Job& job : jobs_) {
-      const Codebook& book = job.codebook;
-      // Vector codebooks have neither outliers nor a bound; dNLL is the prediction on the samples held out of their
-      // fit.
-      const bool vector = book.scheme.is_vector();
-      const double held_out = vector ? kvcc::cli::predicted(book).held_out : NAN;
-      rows.push_back({job.output, job.skipped ? "kept" : fmt::format("{:.1f}", job.seconds),
-                      vector ? "-" : fmt::format("{:.1e}", gap_bound(book)),
-                      vector ? "-" : fmt::format("{:.2f}%", 100 * mean(book.key.outlier_fraction)),
-                      vector ? "-" : fmt::format("{:.2f}%", 100 * mean(book.value.outlier_fraction)),
-                      fmt::format("{:.1f}", mean(book.key.stats.sqnr_db)),
-                      fmt::format("{:.1f}", mean(book.value.stats.sqnr_db)),
-                      std::isnan(held_out) ? "-" : fmt::format("{:.4f}", held_out), book.content_sha256.substr(0, 12)});
-    }
-    fmt::print("{}", kvcc::cli::table(rows));
+    kvcc::cli::print_json({{"activations", options_.activations},
+                           {"layers", layers()},
+                           {"fit_seconds", fit_seconds_},
+                           {"read_wait_seconds", wait_seconds_},
+                           {"results", kvcc::cli::fit_results_json(results)}});
   }
 };
 
