@@ -117,15 +117,18 @@ std::string interleaved(const std::string& bytes, size_t channels, size_t width)
 }  // namespace
 
 bool gguf_interleaves_keys(const std::string& architecture) {
-  // METHODS.md, 10. The first line is GGUF's one architecture "llama".
-  for (const char* name : {"llama", "mistral", "mixtral"}) {
+  // METHODS.md, 10. A test compares this with the table of architectures; latent attention (deepseek) has no rows a
+  // head.
+  for (const char* name : {"llama", "mistral", "mixtral", "smollm3", "granite"}) {
     if (architecture == name) return true;
   }
-  for (const char* name : {"qwen2", "qwen3", "gemma3", "phi3"}) {
+  for (const char* name :
+       {"qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gemma3_text", "phi3", "olmo2", "glm4", "lfm2"}) {
     if (architecture == name) return false;
   }
   throw bad_input("architecture " + architecture, "whether its GGUF files permute rows of keys is not known here",
-                  "llama, mistral, mixtral, qwen2, qwen3, gemma3 or phi3",
+                  "llama, mistral, mixtral, smollm3, granite, qwen2, qwen3, qwen3_moe, gemma2, gemma3, phi3, olmo2, "
+                  "glm4 or lfm2",
                   "--to safetensors, npz, json and header keep the artifact's own order");
 }
 
