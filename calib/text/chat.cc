@@ -53,7 +53,8 @@ const ChatFormat& chat_format(const Tokenizer& tokenizer, const std::string& pla
 std::vector<int32_t> end_tokens(const Tokenizer& tokenizer, int64_t eos) {
   std::vector<int32_t> ids;
   if (eos >= 0) ids.push_back(static_cast<int32_t>(eos));
-  for (const char* name : {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>"}) {
+  for (const char* name :
+       {"<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<end_of_turn>", "<|end|>"}) {
     const int32_t id = special_id(tokenizer, name);
     if (id >= 0 && std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
   }

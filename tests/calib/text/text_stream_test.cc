@@ -90,6 +90,10 @@ TEST(Chat, EndTokens) {
   EXPECT_THAT(end_tokens(*tokenizer, first + 2), testing::UnorderedElementsAre(first, first + 2));
   EXPECT_THAT(end_tokens(*tokenizer, -1), testing::UnorderedElementsAre(first, first + 2));
   EXPECT_THAT(end_tokens(*vocabulary({}), 7), testing::ElementsAre(7));
+  for (const char* of_a_turn : {"<end_of_turn>", "<|end|>"}) {  // Gemma's, Phi-3's
+    const auto other = vocabulary({of_a_turn});
+    EXPECT_THAT(end_tokens(*other, -1), testing::ElementsAre(other->encode(of_a_turn).at(0))) << of_a_turn;
+  }
 }
 
 }  // namespace
