@@ -87,7 +87,6 @@ std::vector<std::vector<std::string>> weights_rows(const QuantisedWeights& weigh
 }
 
 Json weights_json(const QuantisedWeights& weights) {
-  const WeightsProvenance& from = weights.provenance;
   Json json{{"kind", "weights"},
             {"format_version", weights.format_version},
             {"content_sha256", weights.content_sha256},
@@ -96,17 +95,7 @@ Json weights_json(const QuantisedWeights& weights) {
             {"sparse", weights.sparse},
             {"sensitive", weights.sensitive},
             {"model", to_json(weights.model)},
-            {"provenance",
-             {{"tool_version", from.tool_version},
-              {"text_name", from.text_name},
-              {"text_sha256", from.text_sha256},
-              {"text_flavour", from.text_flavour},
-              {"tokenizer_sha256", from.tokenizer_sha256},
-              {"bos", from.bos},
-              {"ids_sha256", from.ids_sha256},
-              {"samples", from.samples},
-              {"seqlen", from.seqlen},
-              {"seed", from.seed}}}};
+            {"provenance", to_json(weights.provenance)}};
   json = figures(std::move(json), weights.matrices);
   json["layers"] = Json::array();
   for (const Matrices& matrices : by_layer(weights.matrices)) {

@@ -8,6 +8,7 @@
 #include "formats/core/file.h"
 #include "formats/store/codebook_fields.h"
 #include "formats/store/codebook_parse.h"
+#include "formats/store/problems.h"
 
 namespace kvcc {
 namespace {
@@ -120,12 +121,6 @@ Tree tree_of(const Codebook& codebook) {
   for (const std::string& group : groups) tree[group];
   root["content_sha256"] = text_value(content_sha256(tree));
   return tree;
-}
-
-std::string listing(const std::vector<std::string>& problems) {
-  std::string text = problems.front();
-  if (problems.size() > 1) text += fmt::format(" (and {} more problems)", problems.size() - 1);
-  return text;
 }
 
 /// Sets what the file will say of itself.

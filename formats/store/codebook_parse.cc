@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -10,6 +9,7 @@
 #include "formats/core/error.h"
 #include "formats/core/text.h"
 #include "formats/store/codebook_fields.h"
+#include "formats/store/problems.h"
 
 namespace kvcc {
 namespace {
@@ -95,20 +95,9 @@ class Parser {
   bool parse_version() {
     const std::string version = text("/", "format_version");
     out_.codebook.format_version = version;
-    int major = 0, minor = 0;
-    const char* end = version.data() + version.size();
-    const auto first = std::from_chars(version.data(), end, major);
-    const bool dot = first.ec == std::errc() && first.ptr != end && *first.ptr == '.';
-    const auto second = std::from_chars(dot ? first.ptr + 1 : end, end, minor);
-    if (!dot || second.ec != std::errc() || second.ptr != end || major < 1 || minor < 0) {
-      problem("/", fmt::format("format_version is '{}'", version), "MAJOR.MINOR");
-      return false;
-    }
-    if (major > kMajor) {
-      problem("/", fmt::format("format {}, this build reads up to {}.x", version, kMajor));
-      return false;
-    }
-    return true;
+    const auto wrong = version_problem(version, kMajor);
+    if (wrong) problem("/", wrong->found, wrong->wanted);
+    return !wrong;
   }
 
   void parse_scheme_attributes() {

@@ -6,6 +6,7 @@
 
 #include "formats/core/error.h"
 #include "formats/store/model_json.h"
+#include "formats/store/problems.h"
 #include "formats/store/weights_parse.h"
 
 namespace kvcc {
@@ -69,18 +70,7 @@ Tree tree_of(const QuantisedWeights& weights) {
   root["sparse"] = float_value(weights.sparse);
   root["sensitive"] = float_value(weights.sensitive);
   root["model"] = text_value(to_json(weights.model).dump());
-  const WeightsProvenance& from = weights.provenance;
-  root["provenance"] = text_value(ordered_json{
-      {"tool_version", from.tool_version},
-      {"text_name", from.text_name},
-      {"text_sha256", from.text_sha256},
-      {"text_flavour", from.text_flavour},
-      {"tokenizer_sha256", from.tokenizer_sha256},
-      {"bos", from.bos},
-      {"ids_sha256", from.ids_sha256},
-      {"samples", from.samples},
-      {"seqlen", from.seqlen},
-      {"seed", from.seed}}.dump());
+  root["provenance"] = text_value(to_json(weights.provenance).dump());
   tree["/layers"];
   std::map<int, std::vector<const QuantisedMatrix*>> layers;
   for (const QuantisedMatrix& matrix : weights.matrices) layers[matrix.layer].push_back(&matrix);
@@ -89,13 +79,20 @@ Tree tree_of(const QuantisedWeights& weights) {
   return tree;
 }
 
-std::string listing(const std::vector<std::string>& problems) {
-  std::string text = problems.front();
-  if (problems.size() > 1) text += fmt::format(" (and {} more problems)", problems.size() - 1);
-  return text;
-}
-
 }  // namespace
+
+ordered_json to_json(const WeightsProvenance& from) {
+  return {{"tool_version", from.tool_version},
+          {"text_name", from.text_name},
+          {"text_sha256", from.text_sha256},
+          {"text_flavour", from.text_flavour},
+          {"tokenizer_sha256", from.tokenizer_sha256},
+          {"bos", from.bos},
+          {"ids_sha256", from.ids_sha256},
+          {"samples", from.samples},
+          {"seqlen", from.seqlen},
+          {"seed", from.seed}};
+}
 
 std::string QuantisedWeights::name() const {
   return sparse > 0 ? fmt::format("w{}-s{:.4g}", bits, 100 * sparse) : fmt::format("w{}", bits);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ struct WeightsProvenance {
   std::string ids_sha256;  ///< of all samples' ids, int32 little-endian, one after another
   int64_t samples = 0, seqlen = 0, seed = 0;
 };
+
+/// As the file holds it, and as inspect prints it.
+nlohmann::ordered_json to_json(const WeightsProvenance& provenance);
 
 struct QuantisedWeights {
   std::string format_version = "1.0";  ///< as read

@@ -11,6 +11,7 @@
 #include "formats/core/text.h"
 #include "formats/layout/linear.h"
 #include "formats/store/model_json.h"
+#include "formats/store/problems.h"
 
 namespace kvcc {
 namespace {
@@ -70,17 +71,9 @@ class Parser {
     }
     if (!out_.problems.empty()) return false;
     const std::string version = out_.weights.format_version = text("format_version");
-    int major = 0, minor = 0;
-    const char* end = version.data() + version.size();
-    const auto first = std::from_chars(version.data(), end, major);
-    const bool dot = first.ec == std::errc() && first.ptr != end && *first.ptr == '.';
-    const auto second = std::from_chars(dot ? first.ptr + 1 : end, end, minor);
-    if (!dot || second.ec != std::errc() || second.ptr != end || major < 1 || minor < 0) {
-      problem("/", fmt::format("format_version is '{}'", version), "MAJOR.MINOR");
-      return false;
-    }
-    if (major > kMajor) problem("/", fmt::format("format {}, this build reads up to {}.x", version, kMajor));
-    return major <= kMajor;
+    const auto wrong = version_problem(version, kMajor);
+    if (wrong) problem("/", wrong->found, wrong->wanted);
+    return !wrong;
   }
 
   void parse_root() {
