@@ -2,9 +2,9 @@
 // Richardson, "SentencePiece: A simple and language independent subword tokenizer", 2018.
 //
 // The library's Unigram adds up a text's scores in float, from its first to its last token (as of 0.1.97, Debian 12's),
-// which after some ten thousand tokens no longer tells one segmentation from another. So it only makes the normal form,
-// and the segmentation is ours, in double, in which these sums are exact. Later releases of the library round as well,
-// but less: theirs and ours differ where two segmentations are equally probable, once in some thousand lines.
+// which after some ten thousand tokens no longer tells one segmentation from another. Later releases start again from
+// time to time. So Debian's only makes the normal form, and the segmentation is ours, with the sums of the later ones:
+// ids are those of PyPI's 0.2.3, whose rounding decides between segmentations that are all but equally probable.
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
@@ -87,15 +87,19 @@ class SentencePieceWords : public WordModel {
     unigram_.unknown = processor_.unk_id();
     unigram_.tokens.resize(facts.texts.size());
     unigram_.scores.resize(facts.texts.size());
-    double most = -std::numeric_limits<double>::infinity();
+    unigram_.float_sums = true;
+    double least = std::numeric_limits<double>::infinity();
     for (size_t id = 0; id < facts.texts.size(); ++id) {
-      if (facts.types[id] == PieceType::normal) most = std::max<double>(most, facts.scores[id]);
+      if (facts.types[id] == PieceType::normal) least = std::min<double>(least, facts.scores[id]);
     }
+    if (std::isfinite(least)) unigram_.least_score = least;
     for (size_t id = 0; id < facts.texts.size(); ++id) {
-      const bool chosen = facts.types[id] == PieceType::user_defined;  // always: better than any way around it
+      const bool chosen = facts.types[id] == PieceType::user_defined;
       if (!chosen && facts.types[id] != PieceType::normal) continue;
       unigram_.tokens[id] = facts.texts[id];
-      unigram_.scores[id] = chosen ? static_cast<double>(facts.texts[id].size()) * most - 0.1 : facts.scores[id];
+      // A symbol's own score does not count (0.2.3): the longer the better, whatever else the text could be cut into.
+      const double bonus = 0.1 * static_cast<double>(facts.texts[id].size() - 1);
+      unigram_.scores[id] = chosen ? static_cast<float>(bonus) : facts.scores[id];
     }
     segmenter_ = make_unigram(unigram_);
   }

@@ -20,9 +20,7 @@ const std::vector<TokenizerKind>& tokenizer_kinds() {
       {"SentencePiece BPE", "tokenizer.model, GGUF (llama)", "all that sentencepiece's library reads",
        "ids of PyPI sentencepiece on evaluation.txt and hard texts"},
       {"SentencePiece Unigram", "tokenizer.model, GGUF (t5)", "all that sentencepiece's library reads",
-       "ids of PyPI sentencepiece on each line of evaluation.txt, but where segmentations are equally probable, and "
-       "hard "
-       "texts"},
+       "ids of PyPI sentencepiece on evaluation.txt and hard texts"},
   };
   return kKinds;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -71,8 +72,11 @@ struct TokenizerSpec {
   std::vector<std::pair<int32_t, int32_t>> merges;  ///< BPE: in order of rank
   std::vector<double> scores;                       ///< Unigram: [vocab] log probabilities
   std::vector<int32_t> byte_ids;                    ///< Unigram: [256] if the tokens do not tell; -1: none
-  std::string sentencepiece;                        ///< a serialised ModelProto, which has all of the above
-  bool normalises_whole = false;                    ///< SentencePiece normalises a text as a whole, and cuts it itself
+  bool float_sums =
+      false;  ///< Unigram: sums of scores are rounded as sentencepiece 0.2.3 does, else as PyPI tokenizers
+  double least_score = std::numeric_limits<double>::quiet_NaN();  ///< Unigram: NaN: that of all tokens
+  std::string sentencepiece;      ///< a serialised ModelProto, which has all of the above
+  bool normalises_whole = false;  ///< SentencePiece normalises a text as a whole, and cuts it itself
   std::vector<AddedToken> added;
   std::vector<NormalizerStep> normalizers;
   std::vector<SplitStage> stages;

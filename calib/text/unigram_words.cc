@@ -12,6 +12,8 @@ namespace kvcc {
 namespace {
 
 constexpr double kUnknownPenalty = 10;  // below the least probable token, as sentencepiece and PyPI tokenizers have it
+// Where sums are rounded to float: below this they start again at 0, so that a long text does not lose its differences.
+constexpr double kLeastFloatSum = -100000;
 
 class UnigramWords : public WordModel {
  public:
@@ -37,7 +39,8 @@ class UnigramWords : public WordModel {
       }
       if (!spec.tokens[id].empty()) least = std::min(least, spec.scores[id]);
     }
-    unknown_score_ = least - kUnknownPenalty;
+    if (!std::isnan(spec.least_score)) least = spec.least_score;
+    unknown_score_ = rounded(least - kUnknownPenalty);
     std::iota(sorted_.begin(), sorted_.end(), 0);
     std::stable_sort(sorted_.begin(), sorted_.end(), [&](int32_t a, int32_t b) { return token(a) < token(b); });
     sorted_.erase(sorted_.begin(),
@@ -47,15 +50,23 @@ class UnigramWords : public WordModel {
   void encode(std::string_view word, std::vector<int32_t>& out) const override {
     if (word.empty()) return;
     std::vector<Node> nodes(word.size() + 1);
+    size_t reached = 0;  // the last end that was offered a way
     for (size_t at = 0, length; at < word.size(); at += length) {
       length = utf8_length(word, at);
+      if (spec_.float_sums && nodes[at].score < kLeastFloatSum) {
+        const double shift = nodes[at].score;
+        for (size_t end = at; end <= reached; ++end) nodes[end].score = rounded(nodes[end].score - shift);
+      }
       const double before = nodes[at].score;
       bool single = false;
       each_token_at(word, at, [&](size_t bytes, int32_t id) {
-        nodes[at + bytes].offer(before + spec_.scores[static_cast<size_t>(id)], at, id);
+        nodes[at + bytes].offer(rounded(before + spec_.scores[static_cast<size_t>(id)]), at, id);
+        reached = std::max(reached, at + bytes);
         single = single || bytes == length;
       });
-      if (!single) nodes[at + length].offer(before + unknown_score_, at, spec_.unknown);
+      if (single) continue;
+      nodes[at + length].offer(rounded(before + unknown_score_), at, spec_.unknown);
+      reached = std::max(reached, at + length);
     }
     const size_t first = out.size();
     for (size_t end = word.size(); end > 0;) {
@@ -88,6 +99,8 @@ class UnigramWords : public WordModel {
       if (begin == SIZE_MAX || other > score) *this = {other, from, token};
     }
   };
+
+  double rounded(double sum) const { return spec_.float_sums ? static_cast<float>(sum) : sum; }
 
   std::string_view token(int32_t id) const { return spec_.tokens[static_cast<size_t>(id)]; }
 

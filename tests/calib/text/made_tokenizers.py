@@ -130,6 +130,7 @@ SENTENCEPIECE = {
     "BPE, nmt_nfkc": dict(model_type="bpe"),
     "T5": dict(model_type="unigram", control_symbols=["<extra_id_0>"]),
     "Unigram with bytes": dict(model_type="unigram", byte_fallback=True, normalization_rule_name="nfkc_cf"),
+    "Unigram with symbols": dict(model_type="unigram", user_defined_symbols=["<a symbol with a long name>", "zq", "\n"]),
     "suffix": dict(model_type="unigram", treat_whitespace_as_suffix=True),
 }
 

@@ -46,6 +46,15 @@ def test_families_from_tokenizer_model(model_file, name):
         same(path, oracle, text)
 
 
+@pytest.mark.parametrize("name", ["T5", "Unigram with symbols"])
+def test_rounded_sums_of_long_texts(model_file, name):
+    """Two ways through "paws" that are 0.004 apart: sums of tens of thousands, rounded to float, take one or the other."""
+    words = sorted(set(evaluation(200000).split()))
+    random.Random(4).shuffle(words)
+    for text in ("jaguar paws ; this " * 12000, " ".join(words), "zq paws<a symbol with a long name>\u4e00 \n" * 3000):
+        same(model_file(name), Pieces(name), text)
+
+
 def test_special_tokens_of_tokenizer_model(model_file, tmp_path):
     """Each is one id wherever it stands, and what follows it is a text by itself, as transformers and llama.cpp have it."""
     path, p = model_file("Gemma"), processor("Gemma")
