@@ -152,9 +152,10 @@ bench: tests oracles model nvcc  ## speed and memory as ratios against the refer
 
 # What calib/eval/RESULTS.md compares: every preset that needs no calibration, these, and these fitted ones.
 RESULTS      := demo/results
-RESULTS_MORE := kivi-2-g128 kivi-4-g128 kvarn-2-g64 kvarn-2-rms kvarn-2-fp8 turboquant-2-prod turboquant-3-prod turboquant-4-prod \
+RESULTS_MORE := kivi-2-g128 kivi-4-g128 kvarn-2-g64 kvarn-2-rms kvarn-2-fp8 polarquant-a-v2 $(foreach b,2 2.5 3 3.5 4,turboquant-$(b)-prod) \
                 k=int3@postrope/channel:128,v=int3@token k=int3@prerope/channel:128,v=int3@token
-RESULTS_FIT  := $(foreach b,2 3 4,int$(b)-channel-prerope kvquant-nuq$(b) kvquant-nuq$(b)-1% kvquant-nuq$(b)-1%-sink1 kvcc-nuq$(b)-1%-sink1)
+RESULTS_FIT  := $(foreach b,2 3 4,int$(b)-channel-prerope kvquant-nuq$(b) kvquant-nuq$(b)-1% kvquant-nuq$(b)-1%-sink1 kvcc-nuq$(b)-1%-sink1) \
+                nf3-channel-prerope int3-channel-prerope-1% kvquant-nuq3-1%-cap kvquant-nuq2-1%-qnorm
 results: build model  ## rewrite calib/eval/RESULTS.md from measurement (some hours; goes on where it was stopped)
 	@mkdir -p $(RESULTS)
 	$(KVCC) calibrate $(MODEL) -o $(RESULTS)/s.kvcb $(foreach s,$(RESULTS_FIT),--scheme '$(s)') --samples 16 --dataset wikitext-2
