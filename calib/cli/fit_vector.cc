@@ -28,6 +28,7 @@ void append_tensor(TensorCodebooks& to, const TensorVectors& fit) {
   append(to.outlier_fraction, std::vector<float>(q.heads));
   append(to.stats.weighted_sse, fit.weighted_sse);
   append(to.stats.sqnr_db, fit.sqnr_db);
+  append(to.stats.energy, fit.energy);
   if (std::isfinite(fit.predicted_fitted))
     to.stats.predicted_fitted.push_back(static_cast<float>(fit.predicted_fitted));
   if (std::isfinite(fit.predicted_held_out)) {

@@ -117,6 +117,18 @@ std::vector<float> VectorFit::smoothed(const WeightedPoints& points) const {
   return smoothed_weights(points, settings_.weight_cells, settings_.own_weight);
 }
 
+std::vector<float> VectorFit::energies(const Data& data) const {
+  const int size = data.rows[0].size;
+  std::vector<float> out(data.rows.size() * size);
+  parallel_for(static_cast<int>(out.size()), settings_.threads, [&](int i) {
+    const float *z = data.z.data() + i * data.tokens, *weight = data.weights[i / size].data();
+    double sum = 0;
+    for (int64_t t = 0; t < data.fitted; ++t) sum += double{weight[t]} * z[t] * z[t];
+    out[i] = static_cast<float>(0.5 * sum / static_cast<double>(data.fitted));
+  });
+  return out;
+}
+
 std::vector<VectorFit::Block> VectorFit::blocks_of(int tensor) const {
   const TensorScheme& scheme = scheme_of(tensor);
   const int units = scheme.rotation == Rotation::fklt_layer ? 1 : shape_.kv_heads;
@@ -284,6 +296,7 @@ std::vector<LayerVectors> VectorFit::fit(int row, const LayerActivations& activa
       fitted.weight = weights.data();
       improve(fitted, tasks[i]->second, settings_.final_rounds);
     });
+    const std::vector<float> energy = energies(data);
     for (size_t s = 0; s < schemes_.size(); ++s) {
       std::vector<std::vector<VectorCodebook>> kept;
       for (size_t b = 0; b < tables.blocks.size(); ++b) {
@@ -293,6 +306,7 @@ std::vector<LayerVectors> VectorFit::fit(int row, const LayerActivations& activa
       }
       TensorVectors& to = tensor == 0 ? out[s].key : out[s].value;
       to = quantiser_of(row, tensor, s, kept);
+      to.energy = energy;
       measure(activations, tensor, schemes_[s], to);
     }
   }

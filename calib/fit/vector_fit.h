@@ -35,6 +35,7 @@ struct TensorVectors {
   std::vector<uint16_t> order;  ///< [U, N] without a rotation
   /// Half the mean over tokens of (g . e)^2, nats a token; NaN where nothing is measured.
   double predicted_fitted = 0, predicted_held_out = 0;
+  std::vector<float> energy;                 ///< [U, N] TensorStats::energy, of the tokens that are fitted
   std::vector<float> weighted_sse, sqnr_db;  ///< [H], over all tokens but the sinks, as in TensorFit
 };
 struct LayerVectors {
@@ -79,6 +80,7 @@ class VectorFit {
   WeightedPoints points(const Data& data, const Block& block, const Group& group, bool fitted) const;
   std::vector<float> smoothed(const WeightedPoints& points) const;
   std::vector<Block> blocks_of(int tensor) const;
+  std::vector<float> energies(const Data& data) const;
   TensorVectors quantiser_of(int row, int tensor, size_t scheme,
                              const std::vector<std::vector<VectorCodebook>>& books) const;
   void measure(const LayerActivations& activations, int tensor, const Scheme& scheme, TensorVectors& out) const;

@@ -84,6 +84,15 @@ ordered_json tensor_json(const std::vector<const HeadReport*>& heads, int dim, i
   return out;
 }
 
+ordered_json vector_tensor_json(const TensorCodebooks& tensor) {
+  const auto floats = [](const auto& values) { return html_floats(std::vector<float>(values.begin(), values.end())); };
+  ordered_json out = {{"units", tensor.units}, {"coordinates", tensor.coordinates}};
+  out["width"] = floats(tensor.group_width);
+  out["bits"] = floats(tensor.group_bits);
+  if (!tensor.stats.energy.empty()) out["energy"] = html_floats(tensor.stats.energy);
+  return out;
+}
+
 }  // namespace
 
 std::string codebook_html(const ReportData& report, const std::string& path, uint64_t bytes) {
@@ -128,6 +137,9 @@ std::string codebook_html(const ReportData& report, const std::string& path, uin
     data["tensors"][kind] =
         tensor_json(heads, key ? shape.head_dim : shape.value_head_dim, (key ? codebook.key : codebook.value).codes,
                     !(key ? codebook.key : codebook.value).threshold_lower.empty());
+    if (const TensorCodebooks& tensor = key ? codebook.key : codebook.value; tensor.units > 0) {
+      data["tensors"][kind]["vector"] = vector_tensor_json(tensor);
+    }
   }
   return html_page(data, kCodebookScripts, "kvcc inspect --json");
 }

@@ -66,8 +66,8 @@ std::string fill(std::string_view text, const std::vector<std::pair<std::string_
 }  // namespace
 
 const std::vector<std::string_view> kCodebookScripts = {
-    "base.js",        "scale.js",     "heat_map.js",    "tensors.js",        "channels.js",
-    "head_charts.js", "head_page.js", "head_search.js", "overview_cards.js", "codebook_page.js"};
+    "base.js",      "scale.js",       "heat_map.js",       "tensors.js",     "channels.js",     "head_charts.js",
+    "head_page.js", "head_search.js", "overview_cards.js", "vector_card.js", "codebook_page.js"};
 const std::vector<std::string_view> kEvaluationScripts = {"base.js",
                                                           "scale.js",
                                                           "heat_map.js",

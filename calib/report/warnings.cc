@@ -88,7 +88,8 @@ constexpr std::array kRules = {
          "scale keys per channel before RoPE (@prerope/channel), whose zero-point takes the offset out: a range per "
          "token is wasted on it; with such a scheme only exact tokens and outliers, in fp16, lose precision",
          [](const HeadReport& h, const Context& c) {
-           return above(h.offset, c.scheme(h).axis == Axis::channel ? kOffsetOfChannel : kOffset);
+           const bool taken_out = c.scheme(h).axis == Axis::channel || c.codebook.scheme.is_vector();
+           return above(h.offset, taken_out ? kOffsetOfChannel : kOffset);
          },
          [](const HeadReport& h, const Context&) {
            return fmt::format("a channel's mean is {:.1f} standard deviations from 0", h.offset);

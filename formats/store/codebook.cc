@@ -13,9 +13,11 @@
 namespace kvcc {
 namespace {
 
-/// The least version that has what the file holds: 1.3 is of cap and qnorm, 1.4 of vector codebooks.
-const char* written_version(const Scheme& scheme) {
-  return scheme.is_vector() ? "1.4" : scheme.is_extended() ? "1.3" : "1.2";
+/// The least version that has what the file holds: 1.3 is of cap and qnorm, 1.4 of vector codebooks, 1.5 of
+/// their energies.
+const char* written_version(const Codebook& codebook) {
+  if (!codebook.key.stats.energy.empty() || !codebook.value.stats.energy.empty()) return "1.5";
+  return codebook.scheme.is_vector() ? "1.4" : codebook.scheme.is_extended() ? "1.3" : "1.2";
 }
 
 void put_dataset(Tree& tree, const std::string& path, TreeValue value, const char* axes, const char* unit) {
@@ -100,8 +102,7 @@ Tree tree_of(const Codebook& codebook) {
   auto& root = tree["/"].attributes;
   root["format"] = text_value("kvcc-codebook");
   // A rewritten file of a later minor version keeps its number with the additions it keeps.
-  root["format_version"] =
-      text_value(codebook.extras.empty() ? written_version(codebook.scheme) : codebook.format_version);
+  root["format_version"] = text_value(codebook.extras.empty() ? written_version(codebook) : codebook.format_version);
   root["scheme"] = text_value(to_string(codebook.scheme));
   root["scheme_json"] = text_value(scheme_json(codebook.scheme));
   put_model(tree, codebook.model);

@@ -63,6 +63,9 @@ struct TensorStats {
   /// [L] Half the mean over tokens of (g . e)^2, e the error of all heads' elements, on the text that was fitted and on
   /// the text that was held out of the fit: the second-order prediction of the loss, nats a token.
   std::vector<float> predicted_fitted, predicted_held_out;
+  /// [L, U, N] Half the weighted mean of each transformed coordinate's square: what leaving it out would lose, nats a
+  /// token, and so what its group's bits are for.
+  std::vector<float> energy;
 };
 
 /// Whether a head was reached at so few of the text's tokens that its statistics say little: fewer than 1 %.

@@ -38,7 +38,7 @@ std::span<const CodebookField> tensor_fields() {
   constexpr const char* kHead = "layer,head";
   constexpr const char* kChannel = "layer,head,channel";
   constexpr const char* kCoordinate = "layer,unit,coordinate";
-  static const std::array<CodebookField, 38> all = {{
+  static const std::array<CodebookField, 39> all = {{
       {"bits", Element::u8, kHead, "bit", Need::levels, "1.0", nullptr, &T::bits, nullptr, nullptr},
       floats("codebook", "layer,head,code", "normalised", Need::levels, &T::codebook),
       {"norm_scale", Element::f32, kHead, "1", Need::qnorm, "1.3", &T::norm_scale, nullptr, nullptr, nullptr},
@@ -80,6 +80,7 @@ std::span<const CodebookField> tensor_fields() {
       number("stats/reached", kHead, "token", &S::reached, "1.2"),
       statistic("stats/predicted_fitted", "layer", "nat", &S::predicted_fitted, "1.4"),
       statistic("stats/predicted_held_out", "layer", "nat", &S::predicted_held_out, "1.4"),
+      statistic("stats/energy", kCoordinate, "nat", &S::energy, "1.5"),
   }};
   return all;
 }

@@ -1,10 +1,10 @@
 // Ranges of channels: all layers as strips of colour, one layer or one head as bars from the least to the largest
 // value.
 
-/// Canvas of layers x (head, channel). A pixel shows the largest magnitude of the channels that fall into it, so that
-/// an outlier is seen at any width.
-function strip({label, kind, ranges, scale, pick}) {
-  const size = magnitudes(ranges), columns = headCount * tensors[kind].dim, dim = tensors[kind].dim;
+/// Canvas of layers x columns, which stand in `parts` side by side, named below. A pixel shows the largest value of the
+/// columns that fall into it, so that an outlier is seen at any width. describe, pick (or undefined): (layer, column).
+function strip({label, size, columns, parts, scale, describe, pick}) {
+  const dim = columns / parts.length;
   const canvas = el('canvas', {role: 'img', tabindex: 0, 'aria-label': label});
   const said = el('span', {class: 'hidden', role: 'status'});
   let at = {l: 0, c: 0};
@@ -28,11 +28,6 @@ function strip({label, kind, ranges, scale, pick}) {
     context.putImageData(image, 0, 0);
     return canvas;
   });
-  const describe = () => {
-    const h = Math.floor(at.c / dim), i = at.l * columns + at.c;
-    return `${headName(headOf(kind, at.l, h))}, channel ${at.c % dim}\n${number(ranges.min[i])} to ${
-        number(ranges.max[i])}`;
-  };
   const place = (event) => {
     const area = canvas.getBoundingClientRect(),
           l = Math.floor((event.clientY - area.top) / area.height * layers.length);
@@ -45,10 +40,10 @@ function strip({label, kind, ranges, scale, pick}) {
     }
     at.c = best;
   };
-  const open = () => pick(at.l, Math.floor(at.c / dim));
+  const open = () => pick?.(at.l, at.c);
   canvas.addEventListener('pointermove', (event) => {
     place(event);
-    showTip(describe(), event.clientX, event.clientY);
+    showTip(describe(at.l, at.c), event.clientX, event.clientY);
   });
   canvas.addEventListener('pointerleave', hideTip);
   canvas.addEventListener('blur', hideTip);
@@ -73,9 +68,9 @@ function strip({label, kind, ranges, scale, pick}) {
       c: Math.min(Math.max(at.c + step[1], 0), columns - 1)
     };
     const area = canvas.getBoundingClientRect();
-    said.textContent = describe().replace('\n', ': ');
+    said.textContent = describe(at.l, at.c).replace('\n', ': ');
     showTip(
-        describe(), area.left + (at.c + .5) / columns * area.width,
+        describe(at.l, at.c), area.left + (at.c + .5) / columns * area.width,
         area.top + (at.l + .5) / layers.length * area.height);
   });
   return el(
@@ -83,9 +78,10 @@ function strip({label, kind, ranges, scale, pick}) {
       el('div', {class: 'side', 'aria-hidden': 'true'}, el('span', {}, layers[0]), el('span', {}, 'layer'),
          el('span', {}, layers[layers.length - 1])),
       box, said,
-      el('div', {class: 'foot', 'aria-hidden': 'true'}, headCount > 4 && el('i', {}, 'head'),
-         Array.from({length: headCount}, (_, h) => el('span', {}, headCount > 4 ? h : `head ${h}`))));
+      el('div', {class: 'foot', 'aria-hidden': 'true'}, parts.length > 4 && el('i', {}, 'head'),
+         parts.map((name, h) => el('span', {}, parts.length > 4 ? h : name))));
 }
+const headParts = Array.from({length: headCount}, (_, h) => `head ${h}`);
 
 /// Bars of channels [from, from + count) of the tensor's flat arrays. bounds: thresholds to mark, or undefined.
 function rangeBars({label, kind, ranges, from, count, low, high, bounds, describe, heads}) {

@@ -101,6 +101,7 @@ function overview(bar) {
                   ].filter(([, value]) => !isFolder || value !== '-')),
                   warningsCard(),
                   heat.node,
+                  vectorCard(),
                   stripCard(),
                   layerCard(),
                   heads.node,

@@ -113,11 +113,17 @@ function stripCard() {
             kind(), (ranges, when) => strip({
                       label: `Largest magnitude of each ${kind()} channel, by layer${
                           when ? `, ${when.toLowerCase()}` : ''}. Arrow keys walk over channels, Enter opens the head.`,
-                      kind: kind(),
-                      ranges,
+                      size: magnitudes(ranges),
+                      columns: headCount * tensor.dim,
+                      parts: headParts,
                       scale,
-                      pick: (l, h) => {
-                        location.hash = headLink(headOf(kind(), l, h));
+                      describe: (l, c) => {
+                        const i = l * headCount * tensor.dim + c;
+                        return `${headName(headOf(kind(), l, Math.floor(c / tensor.dim)))}, channel ${
+                            c % tensor.dim}\n${number(ranges.min[i])} to ${number(ranges.max[i])}`;
+                      },
+                      pick: (l, c) => {
+                        location.hash = headLink(headOf(kind(), l, Math.floor(c / tensor.dim)));
                       }
                     })),
         el('div', {class: 'legend'}, el('span', {}, number(scale.least, 3)),

@@ -10,6 +10,12 @@ for (const [kind, source] of Object.entries(data.tensors)) {
     // Ranges on the activations given, before and after RoPE, are of one text; the artifact's own may be of another.
     before: 'before_min' in after ? {min: after.before_min, max: after.before_max} : channels,
     after: 'min' in after ? after : undefined,
+    vector: source.vector && {
+      ...source.vector,
+      width: floats(source.vector.width),
+      bits: floats(source.vector.bits),
+      energy: floats(source.vector.energy)
+    },
     get histogram() {
       return whole.histogram;
     },

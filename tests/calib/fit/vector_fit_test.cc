@@ -184,6 +184,23 @@ TEST(VectorFit, PredictionIsTheDefinition) {
   EXPECT_NEAR(fit.key.predicted_held_out, sums[1] / 2 / 60, 1e-9 * sums[1]);
 }
 
+/// The coordinates of a Karhunen-Loeve transform come in the order of their variances.
+TEST(VectorFit, EnergiesFall) {
+  const MadeLayer layer = made_layer(3, 60);
+  for (const char* rotation : {"fklt-layer", "fklt-head"}) {
+    const LayerVectors fit = fitted(layer, {vector_scheme(2, rotation)})[0];
+    const VectorQuantiser& q = fit.key.quantiser;
+    const int n = layer.heads * layer.dim;
+    ASSERT_EQ(fit.key.energy.size(), static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) {
+      EXPECT_GT(fit.key.energy[i], 0);
+      if (i % q.size() > 0) {
+        EXPECT_LE(fit.key.energy[i], fit.key.energy[i - 1] * 1.0001f) << rotation << " " << i;
+      }
+    }
+  }
+}
+
 TEST(VectorFit, F41DependsOnNeitherThreadsNorCompany) {
   const MadeLayer layer = made_layer(3, 90);
   const std::vector<LayerVectors> alone = fitted(layer, {vector_scheme(2)}, 1);

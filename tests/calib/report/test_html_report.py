@@ -126,6 +126,43 @@ def test_colour_follows_the_number(browser, files, heads):
     assert shades == sorted(shades) and shades[0] < shades[-1] - 200
 
 
+@pytest.mark.parametrize("scheme", ["kvcc-2", "kvcc-2-head"])
+def test_bits_and_energy_of_vector_codebooks(browser, tmp_path, scheme):
+    subprocess.run([BUILD / "tests/bin/make_store", "codebook", tmp_path / "v.kvcb", scheme], check=True)
+    kvcc("inspect", tmp_path / "v.kvcb", "--html", tmp_path / "v.html")
+    browser.view(1280)
+    browser.open(tmp_path / "v.html")
+    with h5py.File(tmp_path / "v.kvcb") as file:
+        stored = {kind: {name: file[f"{kind}/{name}"][()] for name in ("group_width", "group_bits", "stats/energy")} for kind in ("key", "value")}
+    got = rows(browser.downloads(lambda: browser.click("#groups footer button"), "groups.csv"))
+    for kind, arrays in stored.items():
+        ours = [row for row in got if row["kind"] == kind]
+        at = np.argwhere(arrays["group_width"] > 0)
+        assert [(int(r["unit"]), int(r["first_coordinate"])) for r in ours] == [(u, c) for _, u, c in at]
+        for row, (l, u, c) in zip(ours, at):
+            width = arrays["group_width"][l, u, c]
+            assert (int(row["width"]), int(row["bits"])) == (width, arrays["group_bits"][l, u, c])
+            assert float(row["energy"]) == pytest.approx(arrays["stats/energy"][l, u, c:c + width].sum(), rel=1e-5)
+
+    def shown():
+        picture = "document.querySelector('#groups canvas')"
+        return browser.evaluate(f"{picture}.toDataURL()"), browser.evaluate(f"{picture}.getAttribute('aria-label')")
+
+    pictures = [shown()]
+    for choice in ("groups-measure'][value='energy", "groups-kind'][value='value"):
+        browser.click(f"#groups input[name='{choice}']")
+        pictures.append(shown())
+    assert len({picture for picture, _ in pictures}) == 3
+    assert [label.split(",")[0] for _, label in pictures] == [
+        "Bits an element of each coordinate of the keys", "Energy of each coordinate of the keys", "Energy of each coordinate of the values"]
+    browser.evaluate("document.querySelector('#groups canvas').focus()")
+    browser.press("ArrowRight")
+    said = browser.evaluate("document.querySelector('#groups [role=status]').textContent")
+    place = "all heads" if scheme == "kvcc-2" else "head 0"
+    assert "coordinate 1" in said and "energy" in said and ("head" in said) == (place == "head 0"), said
+    assert browser.errors == []
+
+
 def test_without_a_mouse(browser, files):
     for width, right, down in ((1280, (1, 0), (0, 1)), (400, (0, 1), (1, 0))):  # narrow: layers run downwards
         browser.view(width)

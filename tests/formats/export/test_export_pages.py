@@ -32,7 +32,7 @@ def datasets_of(scheme):
     for path, kind, axes, unit, need, *_ in DATASETS:
         for tensor in ("key", "value"):
             offline = tensor == "key" and channel
-            if path.endswith(("predicted_fitted", "predicted_held_out")):  # of vector codebooks
+            if path.endswith(("predicted_fitted", "predicted_held_out", "energy")):  # of vector codebooks
                 continue
             if not (need in ("always", "levels", "optional") or offline and (need == "channel" or need == "outliers" and sparse)):
                 continue

@@ -41,6 +41,7 @@ void expect_equal(const TensorCodebooks& a, const TensorCodebooks& b) {
   EXPECT_EQ(a.channel_order, b.channel_order);
   EXPECT_EQ(a.stats.predicted_fitted, b.stats.predicted_fitted);
   EXPECT_EQ(a.stats.predicted_held_out, b.stats.predicted_held_out);
+  EXPECT_EQ(a.stats.energy, b.stats.energy);
   EXPECT_EQ(a.stats.min, b.stats.min);
   EXPECT_EQ(a.stats.max, b.stats.max);
   EXPECT_EQ(a.stats.mean, b.stats.mean);
@@ -73,7 +74,7 @@ TEST_P(RoundTrip, KeepsEveryField) {
   written.provenance.quantised_weights = sha256_hex("weights file");
   write_codebook(folder / "a.kvcb", written);
   const Codebook read = read_codebook(folder / "a.kvcb");
-  EXPECT_EQ(read.format_version, written.scheme.is_vector() ? "1.4" : written.scheme.is_extended() ? "1.3" : "1.2");
+  EXPECT_EQ(read.format_version, written.scheme.is_vector() ? "1.5" : written.scheme.is_extended() ? "1.3" : "1.2");
   EXPECT_EQ(read.scheme, written.scheme);
   EXPECT_EQ(read.content_sha256, written.content_sha256);
   EXPECT_EQ(read.content_sha256.size(), 64u);

@@ -141,6 +141,7 @@ inline void make_vectors(TensorCodebooks& out, const TensorScheme& scheme, int l
   out.vectors = ramp(numbers, -1.0f - seed, 0.003f);
   out.stats.predicted_fitted = ramp(layers, 0.001f * seed, 0.001f);
   out.stats.predicted_held_out = ramp(layers, 0.002f * seed, 0.001f);
+  out.stats.energy = ramp(out.group_width.size(), 0.5f * seed, 0.25f);
   out.outlier_fraction = ramp(static_cast<size_t>(layers) * heads, 0, 0);
 }
 
