@@ -16,7 +16,7 @@ namespace {
 
 using reference::VectorCache;
 
-TEST(VectorPage, ByteplacesFillTheTileOnce) {
+TEST(VectorPage, BytePlacesFillTheTileOnce) {
   for (uint32_t bits = 1; bits <= 700; bits += bits < 40 ? 1 : 37) {
     const uint32_t bytes = vector_page::lane_bytes(bits);
     std::set<uint32_t> places;
@@ -102,7 +102,7 @@ TEST(VectorSpec, WorkedExample) {
   ASSERT_EQ(cache.page_count(), 1);
   std::vector<uint8_t> wanted(cache.pages.size());
   const auto rows = rows_under("bytes of the example");
-  ASSERT_GE(rows.size(), 4u);
+  ASSERT_EQ(rows.size(), 3u);
   for (const auto& [offset, bytes] : rows) {
     std::istringstream in(bytes);
     size_t at = std::stoul(offset);
