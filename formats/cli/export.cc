@@ -118,11 +118,14 @@ int export_file(const Options& options, const kvcc::cli::Common& common) {
     throw Error(ErrorKind::usage, "--prefix", "without use for --to " + options.format, "--to header");
   }
   kvcc::Codebook codebook = kvcc::read_codebook(options.input);  // refuses what is not sound
-  if (codebook.scheme.is_vector() && options.format != "kvcb") {
+  const bool of_arrays = options.format == "safetensors" || options.format == "npz" || options.format == "json";
+  if (codebook.scheme.is_vector() && !of_arrays && options.format != "kvcb") {
     throw Error(ErrorKind::usage, options.input, "scheme " + kvcc::short_name(codebook.scheme),
-                "a scheme without vector codebooks", "the artifact itself is plain HDF5: formats/spec/codebook.md");
+                "a scheme without vector codebooks, of which --to " + options.format + " knows nothing",
+                "--to safetensors, npz or json");
   }
-  if (codebook.scheme.is_extended() && options.format != "json" && options.format != "kvcb") {
+  if (codebook.scheme.is_extended() && !codebook.scheme.is_vector() && options.format != "json" &&
+      options.format != "kvcb") {
     throw Error(ErrorKind::usage, options.input, "scheme " + kvcc::short_name(codebook.scheme),
                 "a scheme without cap and qnorm", "readers of --to " + options.format + " know neither");
   }

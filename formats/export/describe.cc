@@ -14,6 +14,9 @@ std::string numbers_text(const TreeValue& value) {
 }
 
 std::string scale_semantics(const Scheme& scheme, const TensorScheme& tensor) {
+  if (tensor.grid == Grid::vector) {
+    return "none; decoded = rotation inverse z + mean in f32, z the vectors of a unit's codes, group by group";
+  }
   const char* const made = tensor.axis == Axis::channel
                                ? "static, per channel"
                                : "online, per token over all KV heads of a layer, made when packing";

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <string_view>
 
 #include "formats/core/error.h"
 #include "formats/store/codebook_fields.h"
@@ -22,6 +23,28 @@ void take_heads(std::vector<T>& all, int layers, int all_heads, int first, int h
     kept.insert(kept.end(), begin, begin + static_cast<int64_t>(each * heads));
   }
   all = std::move(kept);
+}
+
+/// Vectors of units [first, first + units) of every layer; the groups are still those of all units.
+std::vector<float> take_vectors(const TensorCodebooks& tensor, int layers, int first, int units) {
+  std::vector<float> kept;
+  size_t at = 0;
+  const size_t n = static_cast<size_t>(tensor.coordinates);
+  for (int layer = 0; layer < layers; ++layer) {
+    for (int unit = 0; unit < tensor.units; ++unit) {
+      size_t numbers = 0;
+      for (size_t i = 0; i < n; ++i) {
+        const size_t row = (static_cast<size_t>(layer) * tensor.units + unit) * n + i;
+        numbers += size_t{tensor.group_width[row]} << tensor.group_bits[row];
+      }
+      if (unit >= first && unit < first + units) {
+        const auto begin = tensor.vectors.begin() + static_cast<int64_t>(at);
+        kept.insert(kept.end(), begin, begin + static_cast<int64_t>(numbers));
+      }
+      at += numbers;
+    }
+  }
+  return kept;
 }
 
 }  // namespace
@@ -51,9 +74,10 @@ Codebook shard_codebook(const Codebook& codebook, const RankShard& shard, const 
                     "where there are more ranks than heads runtimes such as vLLM give several ranks the same head: "
                     "make one shard a head, and use it on each of its ranks");
   }
-  if (codebook.scheme.is_vector()) {
-    throw bad_input(place, "vector codebooks, whose bits are shared out over all heads", "a scheme of plain scales",
-                    "shards of them are not in this release");
+  for (const TensorCodebooks* tensor : {&codebook.key, &codebook.value}) {
+    if (tensor->units == 0 || tensor->units == whole.kv_heads) continue;
+    throw bad_input(place, "a transform across all heads of a layer, which no rank can undo alone",
+                    "vector codebooks of each head", "fit the form -head or -channels, such as kvcc-2-head");
   }
   for (const auto& [path, object] : codebook.extras) {
     if (object.dataset) throw bad_input(place, path + " is unknown to this build", "datasets that it can divide");
@@ -64,14 +88,22 @@ Codebook shard_codebook(const Codebook& codebook, const RankShard& shard, const 
   shape.query_heads /= shard.count;
   const int first = shard.rank * shape.kv_heads;
   for (TensorCodebooks* tensor : {&out.key, &out.value}) {
+    if (tensor->units > 0) tensor->vectors = take_vectors(*tensor, whole.layers, first, shape.kv_heads);
+    if (shard.count > 1) {  // of a layer's heads together, and so of no rank's
+      tensor->stats.predicted_fitted.clear();
+      tensor->stats.predicted_held_out.clear();
+    }
     const auto take = [&](auto& data) { take_heads(data, whole.layers, whole.kv_heads, first, shape.kv_heads); };
     for (const CodebookField& field : tensor_fields()) {
-      if (field.floats != nullptr) take(tensor->*field.floats);
+      if (field.floats != nullptr && field.floats != &TensorCodebooks::vectors) take(tensor->*field.floats);
+      if (field.words != nullptr) take(tensor->*field.words);
       if (field.bytes != nullptr) take(tensor->*field.bytes);
-      if (field.stat_floats != nullptr) take(tensor->stats.*field.stat_floats);
+      const bool of_layer = std::string_view(field.axes) == "layer";
+      if (field.stat_floats != nullptr && !of_layer) take(tensor->stats.*field.stat_floats);
       if (field.stat_words != nullptr) take(tensor->stats.*field.stat_words);
     }
   }
+  if (out.key.units > 0) out.key.units = out.value.units = shape.kv_heads;
   out.provenance.parent_sha256 = codebook.content_sha256;
   out.provenance.shard = fmt::format("{}/{}", shard.rank, shard.count);
   codebook_tree(out);  // sets the hash

@@ -106,80 +106,93 @@ struct AttentionScratch {
   alignas(64) float scores[kMaxQueries * kPage];
 };
 
+/// One block's part of the context. `keys` and `values` read the pages of its head, with a scratch of their own kind;
+/// scores [queries, 64].
+template <class Keys, class Values, class Tile>
+void AttendBlock(const KvccAttentionParams& p, const Work& work, Keys& keys, Values& values, int value_dim, Tile& tile,
+                 float* scores) {
+  Softmax softmax(work.queries);
+  for (int32_t i = work.page; i < work.page_end; ++i) {
+    const Slots slots = work.context.slots(i);
+    keys.score_page(i, tile, scores);
+    softmax.soften(scores, work.queries, slots.begin, slots.end, values);
+    values.add_page(i, tile, scores);
+  }
+  for (int32_t i = work.tile; i < work.tile_end; ++i) {
+    const int32_t from = work.context.exact_block(i) * kPage;
+    std::fill(scores, scores + work.queries * kPage, -kHuge);
+    for (int32_t slot = 0; slot < kPage; ++slot) {
+      if (work.context.exact(p.key, from + slot)) keys.score_exact(from + slot, scores + slot, kPage);
+    }
+    softmax.soften(scores, work.queries, 0, kPage, values);
+    for (int32_t slot = 0; slot < kPage; ++slot) {
+      if (work.context.exact(p.key, from + slot)) values.add_exact(from + slot, scores + slot, kPage);
+    }
+  }
+  const int64_t row = work.row(p.key, p.group), rows = static_cast<int64_t>(p.key.heads) * p.group;
+  for (int g = 0; g < work.queries; ++g) {
+    if (p.splits == 1) {
+      float* const out = p.out + (row + g) * value_dim;
+      values.finish(g, out);
+      const float total = softmax.sum(g), inverse = total > 0 ? 1.0f / total : 0.0f;
+      for (int c = 0; c < value_dim; ++c) out[c] *= inverse;
+      continue;
+    }
+    const int64_t at =
+        (static_cast<int64_t>(work.sequence) * p.splits + work.split) * rows + row + g - work.sequence * rows;
+    float* const partial = p.partial + at * (value_dim + 2);
+    values.finish(g, partial);
+    partial[value_dim] = softmax.reference[g];
+    partial[value_dim + 1] = softmax.sum(g);
+  }
+}
+
+/// Log2 of e: scores are taken in base 2.
+constexpr float kLog2E = 1.44269504f;
+
 /// `config` has all of config.h.
 template <class Config>
 void Attention(const Config& config, const KvccAttentionParams& p, const KvccCpuTables& tables, uint32_t first,
                uint32_t last) {
-  constexpr float kLog2E = 1.44269504f;
   const int key_dim = config.key().head_dim(), value_dim = config.value().head_dim();
   AttentionScratch scratch;
-  float* const scores = scratch.scores;
   for (uint32_t block = first; block < last; ++block) {
     const Work work(p.key, block, p.group, p.splits, p.window);
     if (config.key().bits(p.key.layer, work.head) == 0 || config.value().bits(p.value.layer, work.head) == 0) continue;
-    const int64_t row = work.row(p.key, p.group);
-    Keys keys(config, p.key, p.rope, tables, work, element_at(config.dtype(), p.query, row * key_dim),
-              p.multiplier * kLog2E, scratch.key);
+    Keys keys(config, p.key, p.rope, tables, work,
+              element_at(config.dtype(), p.query, work.row(p.key, p.group) * key_dim), p.multiplier * kLog2E,
+              scratch.key);
     Values values(config.value(), p.value, tables, work, scratch.value);
-    Softmax softmax(work.queries);
-    for (int32_t i = work.page; i < work.page_end; ++i) {
-      const Slots slots = work.context.slots(i);
-      keys.score_page(i, scratch.tile, scores);
-      softmax.soften(scores, work.queries, slots.begin, slots.end, values);
-      values.add_page(i, scratch.tile, scores);
-    }
-    for (int32_t i = work.tile; i < work.tile_end; ++i) {
-      const int32_t from = work.context.exact_block(i) * kPage;
-      std::fill(scores, scores + work.queries * kPage, -kHuge);
-      for (int32_t slot = 0; slot < kPage; ++slot) {
-        if (work.context.exact(p.key, from + slot)) keys.score_exact(from + slot, scores + slot, kPage);
-      }
-      softmax.soften(scores, work.queries, 0, kPage, values);
-      for (int32_t slot = 0; slot < kPage; ++slot) {
-        if (work.context.exact(p.key, from + slot)) values.add_exact(from + slot, scores + slot, kPage);
-      }
-    }
-    const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group;
-    for (int g = 0; g < work.queries; ++g) {
-      if (p.splits == 1) {
-        float* const out = p.out + (row + g) * value_dim;
-        values.finish(g, out);
-        const float total = softmax.sum(g), inverse = total > 0 ? 1.0f / total : 0.0f;
-        for (int c = 0; c < value_dim; ++c) out[c] *= inverse;
-        continue;
-      }
-      const int64_t at =
-          (static_cast<int64_t>(work.sequence) * p.splits + work.split) * rows + row + g - work.sequence * rows;
-      float* const partial = p.partial + at * (value_dim + 2);
-      values.finish(g, partial);
-      partial[value_dim] = softmax.reference[g];
-      partial[value_dim + 1] = softmax.sum(g);
-    }
+    AttendBlock(p, work, keys, values, value_dim, scratch.tile, scratch.scores);
   }
+}
+
+/// Output row `block` of all: its parts combined in order; d: channels.
+inline void MergeAttention(const KvccAttentionParams& p, uint32_t block, int d) {
+  const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group, stride = rows * (d + 2);
+  const int64_t row = block % rows, sequence = block / rows;
+  const float* from = p.partial + sequence * p.splits * stride + row * (d + 2);
+  float reference = from[d], total = 0;
+  for (int32_t split = 1; split < p.splits; ++split) reference = std::max(reference, from[split * stride + d]);
+  float* const out = p.out + (sequence * rows + row) * d;
+  std::fill(out, out + d, 0.0f);
+  for (int32_t split = 0; split < p.splits; ++split) {
+    const float* part = from + split * stride;
+    const float factor = exp2_negative_one(part[d] - reference);
+    total = std::fma(part[d + 1], factor, total);
+    for (int c = 0; c < d; ++c) out[c] += part[c] * factor;
+  }
+  for (int c = 0; c < d; ++c) out[c] = total > 0 ? out[c] / total : 0.0f;
 }
 
 /// Launched only when splits > 1.
 template <class Config>
 void AttentionMerge(const Config& config, const KvccAttentionParams& p, const KvccCpuTables&, uint32_t first,
                     uint32_t last) {
-  const int d = config.value().head_dim();
-  const int64_t rows = static_cast<int64_t>(p.key.heads) * p.group, stride = rows * (d + 2);
   for (uint32_t block = first; block < last; ++block) {
-    const int64_t row = block % rows, sequence = block / rows;
-    const int32_t head = static_cast<int32_t>(row / p.group);
+    const int32_t head = static_cast<int32_t>(block % static_cast<uint32_t>(p.key.heads * p.group)) / p.group;
     if (config.key().bits(p.key.layer, head) == 0 || config.value().bits(p.value.layer, head) == 0) continue;
-    const float* from = p.partial + sequence * p.splits * stride + row * (d + 2);
-    float reference = from[d], total = 0;
-    for (int32_t split = 1; split < p.splits; ++split) reference = std::max(reference, from[split * stride + d]);
-    float* const out = p.out + (sequence * rows + row) * d;
-    std::fill(out, out + d, 0.0f);
-    for (int32_t split = 0; split < p.splits; ++split) {
-      const float* part = from + split * stride;
-      const float factor = exp2_negative_one(part[d] - reference);
-      total = std::fma(part[d + 1], factor, total);
-      for (int c = 0; c < d; ++c) out[c] += part[c] * factor;
-    }
-    for (int c = 0; c < d; ++c) out[c] = total > 0 ? out[c] / total : 0.0f;
+    MergeAttention(p, block, config.value().head_dim());
   }
 }
 

@@ -16,6 +16,29 @@ HWY_INLINE const void* element_at(int dtype, const void* from, int64_t i) {
   return static_cast<const uint8_t*>(from) + i * (dtype == KVCC_DTYPE_F32 ? 4 : 2);
 }
 
+/// One block's part of the context; scores [queries, 64] is scratch.
+template <class Keys, class Tile>
+void ScoreBlock(const KvccMmaKeyScoresParams& p, const Work& work, Keys& keys, Tile& tile, float* scores) {
+  float* const out = p.scores + work.row(p.cache, p.group) * p.scores_stride;
+  for (int32_t i = work.page; i < work.page_end; ++i) {
+    keys.score_page(i, tile, scores);
+    const Slots slots = work.context.slots(i);
+    const int begin = std::max(slots.begin, 0), end = std::min(slots.end, kPage);
+    for (int g = 0; g < work.queries; ++g) {
+      std::copy(scores + g * kPage + begin, scores + g * kPage + end,
+                out + g * p.scores_stride + p.cache.sink + i * kPage + begin);
+    }
+  }
+  for (int32_t i = work.tile; i < work.tile_end; ++i) {
+    const int32_t from = work.context.exact_block(i) * kPage;
+    for (int32_t position = from; position < from + kPage; ++position) {
+      if (!work.context.exact(p.cache, position)) continue;
+      keys.score_exact(position, scores, 1);
+      for (int g = 0; g < work.queries; ++g) out[g * p.scores_stride + position] = scores[g];
+    }
+  }
+}
+
 /// `config` has key(), rope(), rotary_dim(), dtype() (config.h).
 template <class Config>
 void KeyScores(const Config& config, const KvccMmaKeyScoresParams& p, const KvccCpuTables& tables, uint32_t first,
@@ -31,24 +54,7 @@ void KeyScores(const Config& config, const KvccMmaKeyScoresParams& p, const Kvcc
     const int64_t row = work.row(p.cache, p.group);
     Keys keys(config, p.cache, p.rope, tables, work, element_at(config.dtype(), p.query, row * tensor.head_dim()),
               p.multiplier, scratch);
-    float* const out = p.scores + row * p.scores_stride;
-    for (int32_t i = work.page; i < work.page_end; ++i) {
-      keys.score_page(i, tile, scores);
-      const Slots slots = work.context.slots(i);
-      const int begin = std::max(slots.begin, 0), end = std::min(slots.end, kPage);
-      for (int g = 0; g < work.queries; ++g) {
-        std::copy(scores + g * kPage + begin, scores + g * kPage + end,
-                  out + g * p.scores_stride + p.cache.sink + i * kPage + begin);
-      }
-    }
-    for (int32_t i = work.tile; i < work.tile_end; ++i) {
-      const int32_t from = work.context.exact_block(i) * kPage;
-      for (int32_t position = from; position < from + kPage; ++position) {
-        if (!work.context.exact(p.cache, position)) continue;
-        keys.score_exact(position, scores, 1);
-        for (int g = 0; g < work.queries; ++g) out[g * p.scores_stride + position] = scores[g];
-      }
-    }
+    ScoreBlock(p, work, keys, tile, scores);
   }
 }
 

@@ -18,6 +18,7 @@
 
 #include "kernels/cpu/float_scores-inl.h"
 #include "kernels/cpu/outliers-inl.h"
+#include "kernels/cpu/rope-inl.h"
 #include "kernels/cpu/shorts-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -128,27 +129,11 @@ class Keys {
 
   /// Scores of exact position p, [queries] at the given stride.
   void score_exact(int32_t p, float* scores, int stride) {
-    const int d = shape_.head_dim, half = shape_.rotary / 2;
+    const int half = shape_.rotary / 2;
+    const int64_t at = int64_t{p % KVCC_ROPE_BLOCK} * half;
     turn(p / KVCC_ROPE_BLOCK);
-    const uint16_t* row = exact_row(cache_, work_.sequence, work_.head, d, p);
-    HWY_ALIGN float key[kMaxHeadDim];
-    for (int c = 0; c < d; ++c) key[c] = half_to_float(row[c]);
-    const float* cosine = tables_.relative_cosine + int64_t{p % KVCC_ROPE_BLOCK} * half;
-    const float* sine = tables_.relative_sine + int64_t{p % KVCC_ROPE_BLOCK} * half;
-    for (int i = 0; i < half; ++i) {
-      const int a = shape_.rope == KVCC_ROPE_HALF ? i : 2 * i, b = shape_.rope == KVCC_ROPE_HALF ? i + half : 2 * i + 1;
-      const float first = key[a], second = key[b];
-      key[a] = first * cosine[i] - second * sine[i];
-      key[b] = second * cosine[i] + first * sine[i];
-    }
-    const DF df;
-    for (int g = 0; g < work_.queries; ++g) {
-      VF sum = hn::Zero(df);
-      for (int c = 0; c < d; c += kLanes) {
-        sum = hn::MulAdd(hn::Load(df, key + c), hn::Load(df, s_.turned + g * d + c), sum);
-      }
-      scores[g * stride] = hn::GetLane(hn::SumOfLanes(df, sum));
-    }
+    score_row(turning(), exact_row(cache_, work_.sequence, work_.head, shape_.head_dim, p),
+              tables_.relative_cosine + at, tables_.relative_sine + at, s_.turned, work_.queries, scores, stride);
   }
 
  private:
@@ -237,32 +222,13 @@ class Keys {
     if (sparse_) s_.outliers.set(scale, zero, kPage, level_unit_);
   }
 
+  Turning turning() const { return {shape_.head_dim, shape_.rope, shape_.rotary}; }
   /// Queries turned back by the base of a block of 64 positions.
   void turn(int32_t block) {
     if (shape_.rotary == 0) block = 0;
     if (block == base_) return;
     base_ = block;
-    const int d = shape_.head_dim, half = shape_.rotary / 2;
-    const float* cosine = rope_.base_cosine + int64_t{block} * half;
-    const float* sine = rope_.base_sine + int64_t{block} * half;
-    const hn::CappedTag<float, 8> d8;
-    for (int g = 0; g < work_.queries; ++g) {
-      const float* HWY_RESTRICT q = s_.query + g * d;
-      float* HWY_RESTRICT to = s_.turned + g * d;
-      for (int i = 0; i < half; i += static_cast<int>(hn::MaxLanes(d8))) {
-        const auto c = hn::LoadU(d8, cosine + i), s = hn::LoadU(d8, sine + i);
-        if (shape_.rope == KVCC_ROPE_HALF) {
-          const auto x = hn::LoadU(d8, q + i), y = hn::LoadU(d8, q + half + i);
-          hn::StoreU(hn::MulAdd(y, s, hn::Mul(x, c)), d8, to + i);
-          hn::StoreU(hn::NegMulAdd(x, s, hn::Mul(y, c)), d8, to + half + i);
-        } else {
-          auto x = hn::Undefined(d8), y = hn::Undefined(d8);
-          hn::LoadInterleaved2(d8, q + 2 * i, x, y);
-          hn::StoreInterleaved2(hn::MulAdd(y, s, hn::Mul(x, c)), hn::NegMulAdd(x, s, hn::Mul(y, c)), d8, to + 2 * i);
-        }
-      }
-      std::copy(q + 2 * half, q + d, to + 2 * half);
-    }
+    turn_back(turning(), rope_, block, s_.query, work_.queries, s_.turned);
   }
   /// The same, in the order of the levels.
   void turn_and_spread(int32_t block) {

@@ -71,9 +71,10 @@ KVCC_API const char* kvcc_error_message(void);
 /* Of the library: "0.1.0". */
 KVCC_API const char* kvcc_version(void);
 
-/* KVCC_BAD_INPUT for what is no such file or is damaged; KVCC_USAGE for what layout mma-1 (formats/spec/cache-mma.md)
- * can't hold: head dimensions that are no multiple of 16 or above 256, widths other than 2, 3, 4 and 8 bits, a number
- * of rotary channels that is no multiple of 16. *artifact and *sequence are null after an error. */
+/* KVCC_BAD_INPUT for what is no such file or is damaged; KVCC_USAGE for what the layouts mma-1 and vector-1
+ * (formats/spec/cache-mma.md, cache-vector.md) can't hold: head dimensions that are no multiple of 16 or above 256,
+ * widths of scalar codes other than 2, 3, 4 and 8 bits, vector codebooks across heads, a number of rotary channels that
+ * is no multiple of 16. *artifact and *sequence are null after an error. */
 KVCC_API int kvcc_artifact_open(const char* path, KvccArtifact** artifact);
 /* The same from bytes of such a file, which are copied. `name` is for messages. */
 KVCC_API int kvcc_artifact_open_memory(const void* bytes, uint64_t size, const char* name, KvccArtifact** artifact);

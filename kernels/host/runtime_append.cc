@@ -28,6 +28,7 @@ LevelTable table_of(const PackedTensor& t, int layer, int heads) {
 
 /// Encodes the row as the reference does, which throws what is wrong with it.
 void check_encoding(const PackedTensor& t, int layer, int heads, std::span<const float> x, const std::string& place) {
+  if (t.is_vector()) return;  // whatever is finite has a nearest vector
   EncodedToken token;
   if (t.token_axis) {
     encode(TokenQuantiser{heads, t.head_dim, table_of(t, layer, heads), t.tail}, x, token, place);

@@ -7,6 +7,7 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "kernels/host/runtime_metadata.h"
+#include "kernels/host/runtime_vectors.h"
 
 namespace kvcc::host {
 namespace {
@@ -16,10 +17,10 @@ constexpr int kMost = 1 << 20;       // heads and channels
 constexpr int kMostExact = 1 << 24;  // tokens kept exactly: as many as have rotary tables
 constexpr int kMostColumns = 65536;  // of a row
 
-/// What the artifact asks for and layout mma-1, or a CPU unit, does not have.
+/// What the artifact asks for and the layouts, or a CPU unit, do not have.
 Error unsupported(const std::string& name, std::string found, std::string wanted) {
   return Error(ErrorKind::usage, name, std::move(found), std::move(wanted),
-               "the runtime holds caches of layout mma-1 alone");
+               "the runtime holds caches of the layouts mma-1 and vector-1 alone");
 }
 
 class Reader {
@@ -54,7 +55,15 @@ class Reader {
       throw fields_.wrong("scheme_json", "not what the scheme says", scheme_json(out_.scheme));
     }
     if (out_.scheme.is_full()) throw unsupported(out_.name, "scheme fp", "quantised keys and values");
-    if (!out_.scheme.key.is_plain() || !out_.scheme.value.is_plain() || out_.scheme.is_extended()) {
+    if (out_.scheme.is_vector()) {
+      for (const TensorScheme* scheme : {&out_.scheme.key, &out_.scheme.value}) {
+        if (scheme->rotation != Rotation::fklt_layer) continue;
+        throw Error(ErrorKind::usage, out_.name,
+                    "scheme " + short_name(out_.scheme) + ", whose transform is across the heads of a layer",
+                    "groups of one head: a rank of a tensor-parallel model does not have all heads",
+                    "fit the form -head or -channels, such as kvcc-2-head; kvcc eval and --cache simulated take this");
+      }
+    } else if (!out_.scheme.key.is_plain() || !out_.scheme.value.is_plain() || out_.scheme.is_extended()) {
       throw unsupported(out_.name, "scheme " + short_name(out_.scheme),
                         "scales per channel or token, without cap or qnorm");
     }
@@ -122,6 +131,7 @@ class Reader {
       throw unsupported(out_.name, std::to_string(heads) + " " + t.name() + " heads of " + std::to_string(head_dim),
                         "head dimensions that are a multiple of 16 up to 256, and at most 65536 channels in all");
     }
+    if (scheme.grid == Grid::vector) return read_vector_tensor(t);
     t.token_axis = scheme.axis == Axis::token;
     if (t.token_axis) {
       t.tail = outliers_per_tail(out_.scheme.sparse, static_cast<int>(columns));
@@ -152,6 +162,15 @@ class Reader {
     for (size_t i = 0; i < t.lower.size(); ++i) {
       if (t.lower[i] > t.upper[i])
         throw fields_.wrong(at + "threshold_lower", place(i, head_dim), "not above the upper");
+    }
+  }
+
+  void read_vector_tensor(PackedTensor& t) {
+    t.vectors = read_vectors(fields_, t.name(), out_.shape.layers, out_.shape.kv_heads, t.head_dim);
+    for (const cpu::VectorTables& layer : t.vectors) {
+      t.head_words.insert(t.head_words.end(), layer.head_words().begin(), layer.head_words().end());
+      // A page has at least 128 bytes.
+      t.code_words.push_back(static_cast<int32_t>(std::max(layer.code_words(), vector_page::kPageAlign / 4u)));
     }
   }
 

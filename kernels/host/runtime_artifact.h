@@ -12,6 +12,8 @@
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
 #include "formats/layout/mma.h"
+#include "formats/layout/vector.h"
+#include "kernels/cpu/vector_tables.h"
 
 namespace kvcc::host {
 
@@ -31,6 +33,9 @@ struct PackedTensor {
   std::vector<int32_t> code_words;   ///< [L] of a page
   std::vector<uint32_t> head_words;  ///< [L, H] first word of a head's codes in a page; empty when all have one width
 
+  std::vector<cpu::VectorTables> vectors;  ///< [L] of vector codebooks; then levels, bits and scales are empty
+  bool is_vector() const { return !vectors.empty(); }
+
   const char* name() const { return tensor == mma::Tensor::key ? "key" : "value"; }
   /// Of a page of layer `layer` with `capacity` records a tile.
   mma::PageShape page_shape(int layer, int heads, uint32_t capacity) const;
@@ -46,10 +51,13 @@ struct RuntimeArtifact {
   std::vector<int> layer_index;  ///< [layers] the model's numbers of the layers
   int rotary_dim = 0;  ///< channels of keys that the cache turns; 0: none, also when keys are taken after RoPE
   PackedTensor key, value;
+
+  /// Id of the layout of the pages of both tensors.
+  const char* layout() const { return key.is_vector() ? vector_page::kLayoutId : mma::kLayoutId; }
 };
 
-/// Throws Error(bad_input) for what is no such file, is damaged or of a later version, and Error(usage) for what layout
-/// mma-1 can't hold, naming it.
+/// Throws Error(bad_input) for what is no such file, is damaged or of a later version, and Error(usage) for what the
+/// layouts mma-1 and vector-1 can't hold, naming it.
 std::shared_ptr<const RuntimeArtifact> open_artifact(const std::string& path);
 /// The same from bytes, which need not outlive the call. `name` stands for the path.
 std::shared_ptr<const RuntimeArtifact> open_artifact(const std::string& name, std::span<const std::byte> bytes);

@@ -136,7 +136,7 @@ Metadata metadata_of(const RuntimeArtifact& artifact) {
   const auto text = [](int64_t n) { return std::to_string(n); };
   return {{"format", kCacheFormat},
           {"format_version", kCacheVersion},
-          {"layout", mma::kLayoutId},
+          {"layout", artifact.layout()},
           {"artifact_sha256", artifact.content_sha256},
           {"model", artifact.model},
           {"scheme", to_string(artifact.scheme)},
@@ -193,8 +193,8 @@ class CacheReader {
       throw bad_input(file_.path(), "no packed cache", "a file that kvcc saved");
     }
     fields_.check_version("format_version", kCacheMajor);
-    if (fields_.text("layout") != mma::kLayoutId) {
-      throw fields_.wrong("layout", fields_.text("layout"), mma::kLayoutId);
+    if (fields_.text("layout") != artifact_.layout()) {
+      throw fields_.wrong("layout", fields_.text("layout"), artifact_.layout());
     }
     if (fields_.digest("artifact_sha256") != artifact_.content_sha256) {
       throw bad_input(file_.path(), "saved under the artifact " + fields_.text("artifact_sha256"),

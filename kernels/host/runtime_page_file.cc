@@ -28,6 +28,29 @@ const uint8_t* records(const mma::PageShape& shape, const uint8_t* page, uint32_
 
 bool is_finite_half(uint16_t h) { return (h & 0x7c00u) != 0x7c00u; }
 
+/// Codes of any value are good; where none are, pack wants zeros.
+void check_vector_page(const PackedTensor& tensor, int layer, uint32_t code_words, const uint8_t* page, int slots,
+                       const std::string& place) {
+  std::vector<uint8_t> codes(uint64_t{code_words} * 4);
+  const cpu::VectorTables& tables = tensor.vectors[layer];
+  const KvccVectorTensor& t = tables.tensor();
+  for (size_t h = 0; h < tables.head_words().size(); ++h) {
+    uint8_t* const tile = codes.data() + size_t{tables.head_words()[h]} * 4;
+    for (int32_t g = t.first_group[h]; g < t.first_group[h + 1]; ++g) {
+      const auto bits = static_cast<uint32_t>(t.groups[g].bits);
+      for (int slot = 0; slot < slots; ++slot) {
+        vector_page::put_code(tile, static_cast<uint32_t>(t.token_bits[h]), static_cast<uint32_t>(slot),
+                              static_cast<uint32_t>(t.groups[g].first_bit), bits, (1u << bits) - 1u);
+      }
+    }
+  }
+  for (size_t i = 0; i < codes.size(); ++i) {
+    if ((page[i] & ~codes[i] & 0xff) == 0) continue;
+    throw bad_input(place + ", byte " + std::to_string(i), std::to_string(page[i]),
+                    "zeros where no filled slot has a code");
+  }
+}
+
 class PageCheck {
  public:
   PageCheck(const PackedTensor& tensor, int layer, const mma::PageShape& shape, const uint8_t* page, int slots,
@@ -132,6 +155,7 @@ uint32_t most_records(const mma::PageShape& shape, const uint8_t* page) {
 
 void check_page(const PackedTensor& tensor, int layer, const mma::PageShape& shape, const uint8_t* page, int slots,
                 const std::string& place) {
+  if (tensor.is_vector()) return check_vector_page(tensor, layer, shape.code_words, page, slots, place);
   PageCheck(tensor, layer, shape, page, slots, place).run();
 }
 

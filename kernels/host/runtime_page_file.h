@@ -1,4 +1,4 @@
-// Pages of layout mma-1 as a cache file has them: only what the layout gives a meaning, all other bytes zero. Host
+// Pages of a sequence as a cache file has them: only what the layout gives a meaning, all other bytes zero. Host
 // only.
 #pragma once
 
@@ -20,7 +20,8 @@ uint32_t most_records(const mma::PageShape& shape, const uint8_t* page);
 
 /// Everything in a page that readers and pack rely on, of its first `slots` tokens: class ends, and records that are in
 /// order, of filled slots, within the head, with the code of their place and a finite value; finite ranges; on the
-/// token axis 2 * tail outliers a token. Throws Error(bad_input) at `place`.
+/// token axis 2 * tail outliers a token. Of vector codebooks: no bit but those of the filled slots' codes. Throws
+/// Error(bad_input) at `place`.
 void check_page(const PackedTensor& tensor, int layer, const mma::PageShape& shape, const uint8_t* page, int slots,
                 const std::string& place);
 

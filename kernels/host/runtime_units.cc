@@ -58,6 +58,27 @@ std::vector<int> families_of(const RuntimeArtifact& artifact) {
   return families;
 }
 
+/// Layer of a family's parameters; 0 for copy_pages, which knows none.
+int layer_of(int family, const void* params) {
+  switch (family) {
+    case KVCC_CPU_KEY_SCORES:
+      return static_cast<const KvccMmaKeyScoresParams*>(params)->cache.layer;
+    case KVCC_CPU_VALUE_MIX:
+    case KVCC_CPU_VALUE_MERGE:
+      return static_cast<const KvccValueMixParams*>(params)->cache.layer;
+    case KVCC_CPU_ATTENTION:
+    case KVCC_CPU_ATTENTION_MERGE:
+      return static_cast<const KvccAttentionParams*>(params)->key.layer;
+    case KVCC_CPU_DEQUANTISE_KEY:
+    case KVCC_CPU_DEQUANTISE_VALUE:
+      return static_cast<const KvccDequantiseParams*>(params)->cache.layer;
+    case KVCC_CPU_COPY_PAGES:
+      return 0;
+    default:
+      return static_cast<const KvccPackParams*>(params)->cache.layer;
+  }
+}
+
 std::string width_text(std::pair<int, int> widths) {
   std::string text;
   if (widths.first > 0) text += " keys of " + std::to_string(widths.first) + " bits";
@@ -68,7 +89,8 @@ std::string width_text(std::pair<int, int> widths) {
 
 }  // namespace
 
-RuntimeUnits::RuntimeUnits(const RuntimeArtifact& artifact, const std::string& library, int arithmetic) {
+RuntimeUnits::RuntimeUnits(const RuntimeArtifact& artifact, const std::string& library, int arithmetic)
+    : artifact_(artifact) {
   const int rope = artifact.rotary_dim == 0             ? KVCC_ROPE_NONE
                    : artifact.rope.kind == "half-split" ? KVCC_ROPE_HALF
                                                         : KVCC_ROPE_INTERLEAVED;
@@ -80,6 +102,10 @@ RuntimeUnits::RuntimeUnits(const RuntimeArtifact& artifact, const std::string& l
   tables_.key_codes = artifact.key.codes;
   tables_.value_codes = artifact.value.codes;
   tables_.arithmetic = arithmetic;
+  if (artifact.key.is_vector() && !library.empty()) {
+    throw Error(ErrorKind::usage, library, "a library of units for scheme " + short_name(artifact.scheme),
+                "the built-in units: those of vector codebooks are not compiled apart", "leave the library out");
+  }
   if (!library.empty()) load(artifact, library);
 }
 
@@ -150,6 +176,7 @@ void RuntimeUnits::find(const RuntimeArtifact& artifact, const std::string& path
 void RuntimeUnits::run(int family, const void* params, uint32_t first, uint32_t last,
                        const BlockRopeTables* rope) const {
   if (first >= last) return;
+  if (artifact_.key.is_vector()) return run_vector(family, params, first, last, rope);
   KvccCpuTables tables = tables_;
   if (rope != nullptr) {
     tables.relative_cosine = rope->relative_cosine_f32.data();
@@ -161,6 +188,22 @@ void RuntimeUnits::run(int family, const void* params, uint32_t first, uint32_t 
     return;
   }
   for (const KvccCpuUnit unit : units_[family]) unit(params, &tables, first, last);
+}
+
+void RuntimeUnits::run_vector(int family, const void* params, uint32_t first, uint32_t last,
+                              const BlockRopeTables* rope) const {
+  const int layer = layer_of(family, params);
+  KvccVectorTables tables{};
+  tables.key = &artifact_.key.vectors[layer].tensor();
+  tables.value = &artifact_.value.vectors[layer].tensor();
+  tables.rope = config_.rope;
+  tables.rotary_dim = config_.rotary_dim;
+  tables.dtype = config_.dtype;
+  if (rope != nullptr) {
+    tables.relative_cosine = rope->relative_cosine_f32.data();
+    tables.relative_sine = rope->relative_sine_f32.data();
+  }
+  kvcc_cpu_run_vector(family, params, &tables, first, last);
 }
 
 }  // namespace kvcc::host

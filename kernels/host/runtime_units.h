@@ -27,9 +27,11 @@ class RuntimeUnits {
   int arithmetic() const { return tables_.arithmetic; }
 
  private:
+  void run_vector(int family, const void* params, uint32_t first, uint32_t last, const BlockRopeTables* rope) const;
   void load(const RuntimeArtifact& artifact, const std::string& path);
   void find(const RuntimeArtifact& artifact, const std::string& path, const KvccCpuLibrary& library);
 
+  const RuntimeArtifact& artifact_;
   KvccCpuConfig config_{};
   KvccCpuTables tables_{};
   std::shared_ptr<void> handle_;                 ///< of the library; null: built-in

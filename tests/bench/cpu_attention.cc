@@ -19,6 +19,7 @@
 #include "tests/bench/cpu_measure.h"
 #include "tests/bench/cpu_steps.h"
 #include "tests/bench/cpu_team.h"
+#include "tests/bench/cpu_vectors.h"
 
 namespace kvcc::bench {
 namespace {
@@ -26,6 +27,8 @@ namespace {
 const Shape kShapes[] = {{"SmolLM2-135M", 30, 3, 64, 3, 1e5f}, {"Llama-3-8B", 32, 8, 128, 4, 5e5f}};
 const Scheme kSchemes[] = {{"nuq4", 4, false},   {"nuq4-1%", 4, true}, {"nuq3", 3, false},
                            {"nuq3-1%", 3, true}, {"nuq2", 2, false},   {"nuq2-1%", 2, true}};
+const VectorScheme kVectorSchemes[] = {
+    {"vq2-head", true, true}, {"vq2-channels", false, false}, {"vq2-channels-head", false, true}};
 const char* const kArithmetics[] = {"f32", "i16"};
 constexpr size_t kRowContestants = 4;  ///< fp16 in tiles of 64 and 16, fp32 likewise; ratios are to the faster one
 
@@ -34,7 +37,8 @@ struct Field {
   Field(const Shape& shape, int64_t context, size_t least_bytes) : layer(shape), tokens(context) {
     // Each contestant's copies are rounded up to a whole one; f32 rows in two orders while they are made.
     const size_t single = sizeof(float) * 2 * static_cast<size_t>(context) * shape.row();
-    const size_t wanted = (2 + std::size(kSchemes)) * (least_bytes + single / 4) + 3 * single;
+    const size_t wanted =
+        (2 + std::size(kSchemes) + std::size(kVectorSchemes)) * (least_bytes + single / 4) + 3 * single;
     if (wanted > free_memory() / 4 * 3) {
       throw Error(ErrorKind::resource, fmt::format("{} at {} tokens", shape.name, context),
                   fmt::format("{:.1f} GiB needed", std::ldexp(wanted, -30)),
@@ -45,6 +49,9 @@ struct Field {
     layer.rows(tokens, key, value);
     for (const bool half : {true, false}) rows.emplace_back(shape, key, value, half, least_bytes);
     for (const Scheme& s : kSchemes) packed.push_back(std::make_unique<Packed>(layer, s, tokens, least_bytes));
+    for (const VectorScheme& s : kVectorSchemes) {
+      vectors.push_back(std::make_unique<PackedVectors>(layer, s, tokens, least_bytes));
+    }
   }
   /// Parts of the context that give each thread equally many blocks.
   int splits(int threads) const {
@@ -57,6 +64,7 @@ struct Field {
   int64_t tokens;
   std::vector<Rows> rows;
   std::vector<std::unique_ptr<Packed>> packed;
+  std::vector<std::unique_ptr<PackedVectors>> vectors;
 };
 
 /// Contestants on the threads of `team`; all write to `out` [H * group, D].
@@ -107,6 +115,19 @@ std::vector<Contestant> contestants(const Field& field, Team& team, std::vector<
                        }
                      }});
     }
+  }
+  for (size_t i = 0; i < field.vectors.size(); ++i) {
+    const PackedVectors& packed = *field.vectors[i];
+    all.push_back({fmt::format("{} f32", kVectorSchemes[i].name), packed.bytes_read(), packed.copies(),
+                   [&, splits, blocks](int copy) {
+                     const auto p = packed.params(copy, out.data(), partial.data(), splits);
+                     team.ranges(blocks, [&](uint32_t first, uint32_t last) {
+                       kvcc_cpu_run_vector(KVCC_CPU_ATTENTION, &p, &packed.tables(), first, last);
+                     });
+                     if (splits > 1) {
+                       kvcc_cpu_run_vector(KVCC_CPU_ATTENTION_MERGE, &p, &packed.tables(), 0, shape.query_heads());
+                     }
+                   }});
   }
   return all;
 }
@@ -161,6 +182,7 @@ bool check(int64_t tokens, const std::vector<int>& threads) {
     std::vector<reference::AttentionSums> exact;
     for (const Rows& rows : field.rows) exact.insert(exact.end(), 2, exact_rows(field, rows.half()));
     for (const auto& packed : field.packed) exact.insert(exact.end(), 2, packed->exact());
+    for (const auto& packed : field.vectors) exact.push_back(packed->exact());
     for (const int count : threads) {
       Team team(count);
       std::vector<float> out, partial;
@@ -170,7 +192,7 @@ bool check(int64_t tokens, const std::vector<int>& threads) {
         all[i].run(0);
         const double error = error_of(out, exact[i]), most = tolerance[all[i].name.ends_with("i16")];
         good = good && error <= most;
-        fmt::print("{:<13} {} threads  {:<12} error {:.2e}, at most {:.0e}{}\n", shape.name, count, all[i].name, error,
+        fmt::print("{:<13} {} threads  {:<21} error {:.2e}, at most {:.0e}{}\n", shape.name, count, all[i].name, error,
                    most, error <= most ? "" : "  WRONG");
       }
     }
@@ -200,7 +222,7 @@ void print_steps() {
 void print_head(const Field& field, int threads, const std::string& mode, double bandwidth) {
   fmt::print("\n{}, {} tokens, {} thread{}, {} (reading: {:.1f} GB/s)\n", field.layer.shape().name, field.tokens,
              threads, threads == 1 ? "" : "s", mode, bandwidth / 1e9);
-  fmt::print("  {:<12} {:>10} {:>10} {:>9} {:>6} {:>8} {:>8} {:>8} {:>7}\n", "", "us", "median us", "MB read", "GB/s",
+  fmt::print("  {:<21} {:>10} {:>10} {:>9} {:>6} {:>8} {:>8} {:>8} {:>7}\n", "", "us", "median us", "MB read", "GB/s",
              "of peak", "x fp16", "x fp32", "layers");
 }
 

@@ -6,7 +6,7 @@ import pytest
 from support import SOURCE
 
 SPEC = SOURCE / "formats/spec"
-PAGES = ("codebook", "activations", "weights", "kernels", "cache-file", "cache", "cache-mma", *("export-" + kind for kind in
+PAGES = ("codebook", "activations", "weights", "kernels", "cache-file", "cache", "cache-mma", "cache-vector", *("export-" + kind for kind in
          ("safetensors", "npz", "json", "gguf", "header", "vllm")))
 
 

@@ -96,9 +96,67 @@ TEST(VectorCodebook, OffsetsAndAccounting) {
   EXPECT_LT(bits_query(made::codebook()).code_bits, 0);
 }
 
-TEST(VectorCodebook, IsNotDivided) {
-  const Codebook book = made::codebook("kvcc-2-head");
-  EXPECT_THROW(shard_codebook(book, {0, 2}, "a.kvcb"), Error);
+/// Vectors of each unit, in order, of every layer.
+std::vector<std::vector<float>> by_unit(const TensorCodebooks& tensor) {
+  std::vector<std::vector<float>> units;
+  size_t at = 0;
+  for (size_t i = 0; i < tensor.group_width.size(); ++i) {
+    if (i % static_cast<size_t>(tensor.coordinates) == 0) units.emplace_back();
+    const size_t numbers = size_t{tensor.group_width[i]} << tensor.group_bits[i];
+    units.back().insert(units.back().end(), tensor.vectors.begin() + static_cast<ptrdiff_t>(at),
+                        tensor.vectors.begin() + static_cast<ptrdiff_t>(at + numbers));
+    at += numbers;
+  }
+  EXPECT_EQ(at, tensor.vectors.size());
+  return units;
+}
+
+TEST(VectorCodebook, IsDividedByHeads) {
+  const TemporaryFolder folder;
+  for (const char* scheme : {"kvcc-2-head", "kvcc-3-channels"}) {
+    const Codebook whole = made::codebook(scheme);
+    for (int rank = 0; rank < 2; ++rank) {
+      Codebook part = shard_codebook(whole, {rank, 2}, "a.kvcb");
+      write_codebook(folder / "part.kvcb", part);
+      const Codebook read = read_codebook(folder / "part.kvcb");
+      for (const auto tensor : {&Codebook::key, &Codebook::value}) {
+        const TensorCodebooks &of_whole = whole.*tensor, &of_part = read.*tensor;
+        EXPECT_EQ(of_part.units, 1);
+        EXPECT_TRUE(of_part.stats.predicted_fitted.empty() && of_part.stats.predicted_held_out.empty());
+        const auto all = by_unit(of_whole), own = by_unit(of_part);
+        ASSERT_EQ(own.size(), 3u);
+        const size_t n = static_cast<size_t>(of_whole.coordinates);
+        for (size_t layer = 0; layer < 3; ++layer) {
+          const size_t unit = 2 * layer + static_cast<size_t>(rank);
+          EXPECT_EQ(own[layer], all[unit]);
+          const auto same = [&](const auto& found, const auto& wanted, size_t each) {
+            return std::equal(found.begin() + static_cast<ptrdiff_t>(layer * each),
+                              found.begin() + static_cast<ptrdiff_t>((layer + 1) * each),
+                              wanted.begin() + static_cast<ptrdiff_t>(unit * each));
+          };
+          EXPECT_TRUE(same(of_part.group_width, of_whole.group_width, n));
+          EXPECT_TRUE(same(of_part.group_bits, of_whole.group_bits, n));
+          EXPECT_TRUE(same(of_part.rotation_mean, of_whole.rotation_mean, n));
+          EXPECT_TRUE(same(of_part.forward, of_whole.forward, n * n));
+          EXPECT_TRUE(same(of_part.inverse, of_whole.inverse, n * n));
+          ASSERT_EQ(of_part.channel_order.empty(), of_whole.channel_order.empty());
+          if (!of_whole.channel_order.empty()) {
+            EXPECT_TRUE(same(of_part.channel_order, of_whole.channel_order, n));
+          }
+        }
+      }
+    }
+    EXPECT_EQ(shard_codebook(whole, {0, 1}, "a.kvcb").key.stats.predicted_fitted, whole.key.stats.predicted_fitted);
+  }
+}
+
+TEST(VectorCodebook, AcrossHeadsIsNotDivided) {
+  try {
+    shard_codebook(made::codebook("kvcc-2"), {0, 2}, "a.kvcb");
+    FAIL() << "divided";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("a transform across all heads of a layer"));
+  }
 }
 
 }  // namespace

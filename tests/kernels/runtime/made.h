@@ -21,6 +21,7 @@
 #include "formats/store/codebook.h"
 #include "kernels/host/kvcc_runtime.h"
 #include "tests/formats/store/made.h"
+#include "tests/kernels/vector_cases.h"
 
 namespace kvcc::test {
 
@@ -109,6 +110,7 @@ class Made {
 
   void fill(TensorCodebooks& t, const TensorScheme& scheme, int dim, const std::vector<uint8_t>& bits) {
     const int heads = c_.shape.layers * c_.shape.kv_heads;
+    if (scheme.grid == Grid::vector) return fill_vectors(t, scheme, dim);
     t = made::tensor(c_.shape.layers, c_.shape.kv_heads, dim, scheme.bits, scheme.axis == Axis::channel,
                      codebook_.scheme.sparse > 0, 0.5f);
     for (size_t i = 0; i < bits.size() * c_.shape.layers; ++i) t.bits[i] = bits[i % bits.size()];
@@ -127,6 +129,43 @@ class Made {
       if (t.threshold_lower.empty()) continue;
       t.threshold_lower[i] = t.zero[i] - t.scale[i];
       t.threshold_upper[i] = t.zero[i] + t.scale[i];
+    }
+  }
+
+  /// Widths up to 4 and up to 6 bits, every layer's its own.
+  void fill_vectors(TensorCodebooks& t, const TensorScheme& scheme, int dim) {
+    const size_t heads = static_cast<size_t>(c_.shape.layers) * c_.shape.kv_heads;
+    t = made::tensor(c_.shape.layers, c_.shape.kv_heads, dim, 1, false, false, 0.5f);
+    made::make_vectors(t, scheme, c_.shape.layers, c_.shape.kv_heads, dim, 0.5f);
+    for (auto* part : {&t.rotation_mean, &t.forward, &t.inverse, &t.vectors}) part->clear();
+    t.group_width.clear();
+    t.group_bits.clear();
+    for (int l = 0; l < c_.shape.layers; ++l) {
+      const bool turned = scheme.rotation != Rotation::none;
+      quantisers_[&t == &codebook_.key].push_back(
+          make_vector_quantiser({c_.shape.kv_heads, dim, turned, 6, 4}, random_));
+      const VectorQuantiser& q = quantisers_[&t == &codebook_.key].back();
+      const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+      add(t.rotation_mean, q.mean);
+      add(t.forward, q.forward);
+      add(t.inverse, q.inverse);
+      add(t.vectors, q.vectors);
+      add(t.group_width, q.width);
+      add(t.group_bits, q.bits);
+    }
+    if (scheme.rotation == Rotation::none) set_order(t, heads, dim);
+  }
+  /// A group's channels are those that its coordinates mix.
+  static void set_order(TensorCodebooks& t, size_t heads, size_t n) {
+    t.channel_order.clear();
+    for (size_t head = 0; head < heads; ++head) {
+      for (size_t at = 0; at < n; at += t.group_width[head * n + at]) {
+        for (size_t c = 0; c < n; ++c) {
+          const float* row = t.inverse.data() + (head * n + c) * n + at;
+          const bool own = std::any_of(row, row + t.group_width[head * n + at], [](float x) { return x != 0; });
+          if (own) t.channel_order.push_back(static_cast<uint16_t>(c));
+        }
+      }
     }
   }
 
@@ -150,6 +189,10 @@ class Made {
       const auto begin = from.begin() + static_cast<int64_t>(layer * each);
       return from.empty() ? from : std::decay_t<decltype(from)>(begin, begin + static_cast<int64_t>(each));
     };
+    if (codebook_.scheme.is_vector()) {
+      make_codec(quantisers_[key][layer])->round_trip(x, out, 1, "x");
+      return;
+    }
     const LevelTable table{heads, t.codes, slice(t.codebook, static_cast<size_t>(heads) * t.codes),
                            slice(t.bits, static_cast<size_t>(heads))};
     const size_t n = static_cast<size_t>(heads) * dim;
@@ -171,6 +214,7 @@ class Made {
   Case c_;
   std::mt19937 random_;
   Codebook codebook_;
+  std::vector<VectorQuantiser> quantisers_[2];  ///< of vector codebooks: values', keys', by layer
   Tree tree_;
   std::string bytes_;
 };
@@ -266,6 +310,11 @@ inline std::vector<Case> cases() {
        .shape = {2, 6, 3, 64, 32},
        .key_bits = {2, 4, 3},
        .value_bits = {3, 8, 2}},
+      {.scheme = "kvcc-2-head", .shape = {2, 6, 2, 64, 64}, .seed = 5},
+      {.scheme = "kvcc-3-channels-sink3",
+       .shape = {1, 4, 2, 32, 48},
+       .rope = {1e4, "interleaved", "none", "", 16},
+       .seed = 6},
   };
 }
 

@@ -1,0 +1,46 @@
+// A layer's vector codebooks as the CPU units take them (vector_units.h). Host only.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "formats/codec/vector_codec.h"
+#include "kernels/cpu/vector_units.h"
+
+namespace kvcc::cpu {
+
+/// Owns what tensor() points to; read only from then on. Units that share one may run in any number of threads.
+class VectorTables {
+ public:
+  /// Throws Error(usage) for groups across heads and for head dimensions that the layout can't hold, Error(failed) as
+  /// groups_of() does.
+  explicit VectorTables(const VectorQuantiser& q);
+  VectorTables(VectorTables&&) = default;
+  VectorTables& operator=(VectorTables&&) = default;
+  VectorTables(const VectorTables&) = delete;
+
+  const KvccVectorTensor& tensor() const { return tensor_; }
+  /// First word of each head's tile in a page [H], and words of all tiles.
+  const std::vector<uint32_t>& head_words() const { return head_words_; }
+  uint32_t code_words() const { return code_words_; }
+
+ private:
+  /// Channels that each group of a head mixes; empty where some channel follows from several groups.
+  static std::vector<std::vector<int>> channels_of(const VectorQuantiser& q, int head,
+                                                   const std::vector<CodeGroup>& groups);
+  void add_planes(const VectorQuantiser& q, const CodeGroup& group, int first_bit);
+  void add_quads(const VectorQuantiser& q, const CodeGroup& group, int first_bit, const std::vector<int>& channels);
+  void add_matrices(const VectorQuantiser& q, int head);
+
+  int heads_ = 0, dim_ = 0;
+  bool transform_ = false;
+  std::vector<uint32_t> head_words_;
+  uint32_t code_words_ = 0;
+  std::vector<int32_t> token_bits_, first_quad_, first_group_, places_, place_;
+  std::vector<KvccVectorQuad> quads_;
+  std::vector<KvccVectorGroup> groups_;
+  std::vector<float> tables_, planes_, constant_, inverse_, active_, mean_, active_mean_, forward_, forward_mean_;
+  KvccVectorTensor tensor_{};
+};
+
+}  // namespace kvcc::cpu

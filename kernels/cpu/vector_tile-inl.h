@@ -1,0 +1,165 @@
+// Codes of a tile of vector-1 to rows of coordinates in memory: row i holds coordinate i of all 64 tokens.
+#if defined(KVCC_KERNELS_CPU_VECTOR_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KVCC_KERNELS_CPU_VECTOR_TILE_INL_H_
+#undef KVCC_KERNELS_CPU_VECTOR_TILE_INL_H_
+#else
+#define KVCC_KERNELS_CPU_VECTOR_TILE_INL_H_
+#endif
+
+#include <cstdint>
+#include <utility>
+
+#include "formats/layout/vector.h"
+#include "kernels/cpu/decode-inl.h"
+#include "kernels/cpu/vector_units.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvcc::cpu::HWY_NAMESPACE {
+
+/// Where the tiles of one head of one sequence lie.
+class VectorPages {
+ public:
+  VectorPages(const KvccCache& c, int64_t sequence, int32_t head)
+      : cache_(c), first_(sequence * c.max_pages), byte_(size_t{c.head_words[head]} * 4) {}
+  uint8_t* at(int32_t number) const {
+    const int64_t slot = first_ + number;
+    return cache_.pages + (cache_.page_table != nullptr ? cache_.page_table[slot] : slot) * cache_.page_bytes + byte_;
+  }
+
+ private:
+  const KvccCache& cache_;
+  int64_t first_;
+  size_t byte_;
+};
+
+/// A tile's shares as 32-bit words, of all lanes side by side.
+class VectorWords {
+ public:
+  VectorWords(const uint8_t* tile, int32_t token_bits) : tile_(reinterpret_cast<const uint32_t*>(tile)) {
+    const uint32_t bytes = vector_page::lane_bytes(static_cast<uint32_t>(token_bits)), rest = bytes % 4u;
+    whole_ = static_cast<int32_t>(bytes / 4u);
+    if (rest == 0) return;
+    const DU d;
+    const hn::Rebind<uint16_t, DU> d16;
+    const hn::Rebind<uint8_t, DU> d8;
+    const uint8_t* from = tile + whole_ * 128;
+    for (int lane = 0; lane < 32; lane += kLanes) {
+      auto word = hn::Zero(d);
+      if (rest >= 2) word = hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from) + lane));
+      if (rest % 2 != 0) {
+        const auto byte = hn::PromoteTo(d, hn::LoadU(d8, from + (rest >= 2 ? 64 : 0) + lane));
+        word = rest >= 2 ? hn::Or(word, hn::ShiftLeft<16>(byte)) : byte;
+      }
+      hn::Store(word, d, rest_ + lane);
+    }
+  }
+
+  /// Where the rows of a quad's codes begin: 4 code, of all 64 tokens.
+  HWY_INLINE void Offsets(const KvccVectorQuad& quad, uint32_t* HWY_RESTRICT out) const {
+    const DU d;
+    const int bit = 2 * quad.first_bit, shift = bit % 32, over = shift + 2 * quad.bits - 32;
+    const uint32_t *const low = Word(bit / 32), *const high = over > 0 ? Word(bit / 32 + 1) : nullptr;
+    const VU mask = hn::Set(d, (1u << quad.bits) - 1u);
+    for (int lane = 0; lane < 32; lane += kLanes) {
+      VU field = hn::ShiftRightSame(hn::LoadU(d, low + lane), shift);
+      if (over > 0) field = hn::Or(field, hn::ShiftLeftSame(hn::LoadU(d, high + lane), 32 - shift));
+      hn::Store(hn::ShiftLeft<2>(hn::And(field, mask)), d, out + lane);
+      hn::Store(hn::ShiftLeft<2>(hn::And(hn::ShiftRightSame(field, quad.bits), mask)), d, out + 32 + lane);
+    }
+  }
+
+ private:
+  const uint32_t* Word(int i) const { return i < whole_ ? tile_ + 32 * i : rest_; }
+  const uint32_t* tile_;
+  int32_t whole_;
+  alignas(64) uint32_t rest_[32];
+};
+
+/// Rows of kLanes / 4 tokens, `step` tokens apart, a block each.
+template <int kStep>
+HWY_INLINE VF TableRows(const float* HWY_RESTRICT table, const uint32_t* HWY_RESTRICT offset) {
+  const hn::CappedTag<float, 4> d4;
+  const auto row = [&](int i) { return hn::LoadU(d4, table + offset[i * kStep]); };
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  const hn::CappedTag<float, 8> d8;
+  return hn::Combine(DF(), hn::Combine(d8, row(3), row(2)), hn::Combine(d8, row(1), row(0)));
+#elif HWY_TARGET == HWY_AVX2
+  return hn::Combine(DF(), row(1), row(0));
+#else
+  return row(0);
+#endif
+}
+
+/// Coordinates of a quad, each to its row of 64 tokens at to(i).
+template <class To>
+HWY_INLINE void ReadQuad(const KvccVectorQuad& quad, const float* HWY_RESTRICT tables,
+                         const uint32_t* HWY_RESTRICT offset, const To& to) {
+  const DF d;
+  const hn::Repartition<double, DF> d64;
+  const float* const table = tables + quad.table;
+  for (int token = 0; token < kPage; token += kLanes) {
+    // Block b of rows r is of token 4 b + r.
+    const VF r0 = TableRows<4>(table, offset + token), r1 = TableRows<4>(table, offset + token + 1);
+    const VF r2 = TableRows<4>(table, offset + token + 2), r3 = TableRows<4>(table, offset + token + 3);
+    const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
+    const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
+    hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, to(0) + token);
+    if (quad.width == 1) continue;
+    hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, to(1) + token);
+    if (quad.width == 2) continue;
+    const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+    const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+    hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, to(2) + token);
+    if (quad.width == 4) hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, to(3) + token);
+  }
+}
+
+/// The quads of one head of a tensor.
+struct VectorHead {
+  const KvccVectorTensor& tensor;
+  int32_t head;
+
+  const KvccVectorQuad* begin() const { return tensor.quads + tensor.first_quad[head]; }
+  const KvccVectorQuad* end() const { return tensor.quads + tensor.first_quad[head + 1]; }
+  int places() const { return tensor.places[head]; }
+  const int32_t* place() const { return tensor.place + row(); }
+  /// Of [H, D] and [H, D, D].
+  size_t row() const { return static_cast<size_t>(head) * tensor.head_dim; }
+  size_t matrix() const { return row() * tensor.head_dim; }
+};
+
+struct alignas(64) VectorTile {
+  uint32_t offset[kPage];
+  float rows[kMaxHeadDim * kPage];      ///< [coordinate or channel, 64]
+  float channels[kMaxHeadDim * kPage];  ///< [channel, 64]
+};
+
+/// A tile's rows: by place, or where place() puts them.
+template <bool kPlaced>
+HWY_INLINE void ReadRows(const VectorHead& head, const uint8_t* tile, uint32_t* HWY_RESTRICT offset,
+                         float* HWY_RESTRICT rows) {
+  const VectorWords words(tile, head.tensor.token_bits[head.head]);
+  const int32_t* const place = head.place();
+  for (const KvccVectorQuad& quad : head) {
+    words.Offsets(quad, offset);
+    ReadQuad(quad, head.tensor.tables, offset, [&](int i) {
+      const int at = quad.first + i;
+      return rows + (kPlaced ? place[at] : at) * kPage;
+    });
+  }
+}
+
+/// Rows of `constant` for what no quad gives; the others are left alone.
+inline void FillConstants(const VectorHead& head, float* HWY_RESTRICT rows) {
+  const float* const constant = head.tensor.constant + head.row();
+  bool given[kMaxHeadDim] = {};
+  for (int i = 0; i < head.places(); ++i) given[head.place()[i]] = true;
+  for (int c = 0; c < head.tensor.head_dim; ++c) {
+    if (!given[c]) std::fill(rows + c * kPage, rows + (c + 1) * kPage, constant[c]);
+  }
+}
+
+}  // namespace kvcc::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
