@@ -33,7 +33,7 @@ export KVCC_MODEL ?= $(abspath $(MODEL))
 
 APT := build-essential cmake ninja-build ccache pkg-config python3-venv unzip curl ca-certificates time clang-format \
        libhdf5-dev libfmt-dev libspdlog-dev libcli11-dev libgtest-dev libgmock-dev nlohmann-json3-dev libpcre2-dev \
-       libssl-dev librapidcheck-dev libhwy-dev libsentencepiece-dev libutf8proc-dev libeigen3-dev locales shellcheck
+       libssl-dev librapidcheck-dev libhwy-dev libsentencepiece-dev libutf8proc-dev libeigen3-dev libgloo-dev locales shellcheck
 
 BROWSER := chromium fonts-dejavu-core
 

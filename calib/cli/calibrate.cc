@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "calib/cli/artifact_name.h"
+#include "calib/cli/ranked.h"
 #include "calib/cli/stage_chain.h"
 #include "calib/cli/text_options.h"
 #include "calib/report/html_report.h"
@@ -100,7 +101,9 @@ void append(std::vector<std::string>& to, const std::string& option, const std::
 /// One calibration: names of its files, and the stages.
 class Calibration {
  public:
-  Calibration(const Options& options, const Common& common) : o_(options), common_(common) {
+  /// `run`: without ranks, as each stage's program meets the others itself.
+  Calibration(const Options& options, const kvcc::cli::RankedRun& run, bool threads_given)
+      : o_(options), run_(run), common_(run.common), threads_given_(threads_given) {
     // There are no kernels of vector codebooks yet.
     if (o_.schemes.empty() && !o_.archs.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
     if (o_.schemes.empty()) o_.schemes = {"kvcc-2", "kvcc-3"};
@@ -119,12 +122,12 @@ class Calibration {
                           "there are no kernels of vector codebooks yet");
       scheme = kvcc::short_name(parsed);
     }
-    check_evaluation();
-    if (!o_.html.empty()) {
+    if (run_.first()) check_evaluation();
+    if (!o_.html.empty() && run_.first()) {
       kvcc::cli::check_replaced(o_.html, {"<!doctype html>", "content=\"kvcc "}, "--html");
       kvcc::AtomicFile{o_.html};  // says now what is wrong with the name
     }
-    check_archs();
+    if (run_.first()) check_archs();
     if (!fs::exists(o_.model))
       throw kvcc::bad_input(o_.model, "no such file or folder", "a .gguf file or a Hugging Face directory");
     fs::path name = o_.output.empty() ? fs::path(o_.model).lexically_normal() : fs::path(o_.output);
@@ -142,6 +145,7 @@ class Calibration {
       collect();
       if (common_.dry_run) return 0;
       fit();
+      if (!run_.first()) return 0;  // the rest is rank 0's
       if (!o_.archs.empty()) compile();
       if (o_.evaluate) evaluate();
       write_html();
@@ -154,6 +158,9 @@ class Calibration {
 
  private:
   // The options of later stages are checked before hours of the earlier ones.
+
+  /// For collect and fit; "": theirs to choose, as they know how many ranks share the machine.
+  std::string threads() const { return run_.launch.alone() || threads_given_ ? std::to_string(common_.threads) : ""; }
 
   bool calibrates_on_self() const { return o_.text.datasets.size() == 1 && o_.text.datasets[0] == "self"; }
 
@@ -204,35 +211,32 @@ class Calibration {
                                o_.recompute,
                                "--on-nonfinite",
                                o_.on_nonfinite,
-                               "--threads",
-                               std::to_string(common_.threads),
                                "--cache-dir",
                                common_.cache_dir};
+    append(a, "--threads", threads());
     if (o_.beyond_context) a.push_back("--beyond-context");
     append(a, "--max-memory", o_.max_memory);
     append_text(a, o_.text);
     a.push_back(common_.force ? "--force" : "--resume");
     if (common_.dry_run) a.push_back("--dry-run");
-    if (common_.json) a.push_back("--json");
+    if (common_.json && run_.first()) a.push_back("--json");
     const kvcc::cli::StageResult result = chain_stage("collect", a, common_);
     if (common_.dry_run) std::fputs(result.output.c_str(), stdout);
   }
 
   void fit() {
-    std::vector<std::string> a{base_ + ".acts",
-                               "-o",
-                               o_.schemes.size() == 1 ? base_ + ".kvcb" : base_,
-                               "--threads",
-                               std::to_string(common_.threads),
-                               "--json"};
+    std::vector<std::string> a{base_ + ".acts", "-o", o_.schemes.size() == 1 ? base_ + ".kvcb" : base_, "--json"};
+    append(a, "--threads", threads());
     for (const std::string& scheme : o_.schemes) append(a, "--scheme", scheme);
     a.push_back(common_.force ? "--force" : "--resume");
-    const Json document = stage_document("fit", chain_stage("fit", a, common_).output);
+    const kvcc::cli::StageResult result = chain_stage("fit", a, common_);
+    if (!run_.first()) return;
+    const Json document = stage_document("fit", result.output);
     // A fit that was skipped keeps the seconds of the run that did it.
     Json record = read_record(base_ + ".fit.json");
-    for (const Json& result : document.at("results")) {
-      const std::string sha = result.at("content_sha256");
-      if (!result.value("skipped", false)) record[sha] = result.at("fit_seconds");
+    for (const Json& row : document.at("results")) {
+      const std::string sha = row.at("content_sha256");
+      if (!row.value("skipped", false)) record[sha] = row.at("fit_seconds");
     }
     kvcc::write_if_different(base_ + ".fit.json", record.dump(1) + "\n");
     fit_seconds_ = record;
@@ -353,7 +357,9 @@ class Calibration {
   }
 
   Options o_;
+  const kvcc::cli::RankedRun& run_;
   const Common& common_;
+  bool threads_given_;
   std::string base_, eval_dataset_, eval_sha256_;
   bool compile_ = false;  ///< asked for, and there is an nvcc
   std::vector<std::string> artifacts_;
@@ -366,10 +372,19 @@ class Calibration {
 
 int main(int argc, char** argv) {
   Options options;
+  const CLI::App* parsed = nullptr;
   using namespace kvcc::cli;
   return run(
       argc, argv, "calibrate",
       "collect, fit, and on request compile and evaluate a model; what is done is kept, with or without --resume",
-      kJson | kForce | kThreads | kDryRun | kCacheDir | kResume, [&](CLI::App& app) { define(app, options); },
-      [&](const Common& common) { return Calibration(options, common).run(); });
+      kJson | kForce | kThreads | kDryRun | kCacheDir | kResume,
+      [&](CLI::App& app) {
+        define(app, options);
+        parsed = &app;
+      },
+      [&](const Common& common) {
+        RankedRun ranked{kvcc::read_launch(), nullptr, common};
+        if (!ranked.first()) ranked.common.quiet = true;
+        return Calibration(options, ranked, parsed->count("--threads") > 0).run();
+      });
 }

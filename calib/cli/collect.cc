@@ -3,11 +3,16 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 
+#include "calib/cli/ranked.h"
+#include "calib/cli/run_status.h"
 #include "calib/cli/text_source.h"
 #include "calib/collect/collect.h"
+#include "calib/model/memory.h"
 #include "calib/model/quantised_model.h"
 #include "formats/cli/program.h"
 #include "formats/core/error.h"
@@ -54,7 +59,8 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--recompute", o.recompute, "Run layers again in the backward pass to save memory: auto, on or off")
       ->capture_default_str()
       ->check(among({"auto", "on", "off"}));
-  app.add_option("--max-memory", o.max_memory, "Memory the run may take, e.g. 8GiB (default: what is there)");
+  app.add_option("--max-memory", o.max_memory,
+                 "Memory the run may take, e.g. 8GiB; of several ranks: each (default: what is there)");
   app.add_option("--on-nonfinite", o.on_nonfinite, "NaN or infinity: stop, or skip the sample")
       ->capture_default_str()
       ->check(among({"stop", "skip"}));
@@ -65,8 +71,8 @@ void define(CLI::App& app, Options& o) {
 
 class Collection {
  public:
-  Collection(const Options& options, const kvcc::cli::Common& common)
-      : o_(options), common_(common), files_(kvcc::open_model(options.model)) {
+  Collection(const Options& options, const kvcc::cli::RankedRun& run)
+      : o_(options), run_(run), common_(run.common), files_(kvcc::open_model(options.model)) {
     options_.output = o_.output;
     options_.recompute = o_.recompute == "on"    ? kvcc::Recompute::on
                          : o_.recompute == "off" ? kvcc::Recompute::off
@@ -75,11 +81,16 @@ class Collection {
     if (!o_.max_memory.empty() && options_.max_memory == 0) {
       throw kvcc::Error(kvcc::ErrorKind::usage, "--max-memory " + o_.max_memory, "no memory at all", "such as 8GiB");
     }
-    options_.resume = common.resume;
-    options_.force = common.force;
+    // Ranks of one machine share what it has.
+    if (options_.max_memory == 0 && run.launch.local_size > 1) {
+      options_.max_memory = kvcc::available_memory() / static_cast<uint64_t>(run.launch.local_size);
+    }
+    options_.resume = common_.resume;
+    options_.force = common_.force;
     options_.skip_nonfinite = o_.on_nonfinite == "skip";
-    options_.threads = common.threads;
-    source_.emplace(files_, options.text, common, kDefaultDataset);
+    options_.threads = common_.threads;
+    options_.ranks = run.ranks.get();
+    source_.emplace(files_, options.text, common_, kDefaultDataset);
   }
 
   int run() {
@@ -104,7 +115,7 @@ class Collection {
     options_.self_samples = samples_.self_samples;
     const kvcc::CollectPlan plan = kvcc::plan_collect(files_, settings_, options_);
     if (common_.dry_run) {
-      print_plan(plan);
+      if (run_.first()) print_plan(plan);
       return 0;
     }
     if (samples_.self_samples > 0) sample_self();
@@ -142,7 +153,26 @@ class Collection {
 
   /// Samples of an earlier run are kept in the folder, as sampling takes minutes; the manifest's hashes say whether
   /// they are the same.
+  /// Rank 0 samples for all.
   void sample_self() {
+    if (run_.first()) sample_self_here();
+    if (!run_.ranks) return;
+    std::string mine;
+    for (const std::vector<int32_t>& row : self_ids_) {
+      mine.append(reinterpret_cast<const char*>(row.data()), row.size() * sizeof(int32_t));
+    }
+    const std::string all = run_.ranks->gather(mine)[0];
+    if (run_.first()) return;
+    std::vector<std::vector<int32_t>> kept;
+    const size_t row = static_cast<size_t>(o_.seqlen) * sizeof(int32_t);
+    for (size_t at = 0; at + row <= all.size(); at += row) {
+      kept.emplace_back(static_cast<size_t>(o_.seqlen));
+      std::memcpy(kept.back().data(), all.data() + at, row);
+    }
+    self_ids_ = source_->sample_self(samples_, o_.seqlen, static_cast<uint64_t>(o_.seed), std::move(kept));
+  }
+
+  void sample_self_here() {
     const std::string path = o_.output + "/self_ids.npy";
     std::vector<std::vector<int32_t>> kept;
     if (common_.resume && fs::exists(path)) {
@@ -189,13 +219,20 @@ class Collection {
     callbacks.started = [&] {
       if (!self_ids_.empty()) kvcc::write_npy_ids(o_.output + "/self_ids.npy", self_ids_);
     };
-    callbacks.progress = [&](uint64_t done, uint64_t total) {
-      if (!progress) progress.emplace("collect", total, common_.quiet);
-      progress->set(done);
+    const auto start = std::chrono::steady_clock::now();
+    callbacks.begun = [&](const kvcc::CollectState& state) { tell_begun(state); };
+    callbacks.progress = [&](const kvcc::CollectState& state) {
+      if (!progress) progress.emplace("collect", state.total, common_.quiet);
+      const double share = static_cast<double>(state.done) / static_cast<double>(state.total);
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+      progress->tell(
+          kvcc::cli::run_status(share * static_cast<double>(state.open_tokens), elapsed.count(), state.written));
+      progress->set(state.done);
     };
     callbacks.warn = [](const std::string& text) { spdlog::warn("{}", text); };
     const kvcc::CollectReport report = kvcc::collect(files_, settings_, samples_.ids, options_, callbacks);
     progress.reset();
+    if (!run_.first()) return 0;
     if (common_.json) {
       Json document{{"activations", o_.output},     {"samples", report.samples},   {"seqlen", settings_.seqlen},
                     {"tokens", settings_.tokens()}, {"text", settings_.text_name}, {"left_out", report.skipped}};
@@ -214,7 +251,17 @@ class Collection {
     return 0;
   }
 
+  /// What a run that goes on keeps of the one before.
+  void tell_begun(const kvcc::CollectState& state) const {
+    if (!run_.first() || (state.samples_kept == 0 && state.shards_kept == 0)) return;
+    std::string kept = fmt::format("keeps {} of {} samples", state.samples_kept, settings_.samples);
+    if (state.shards_kept > 0) kept += fmt::format(" and {} layers of others", state.shards_kept);
+    spdlog::info("{}: goes on where it was: {}; {}", o_.output, kept,
+                 state.open.empty() ? "nothing is left to do" : "to run: sample " + kvcc::cli::ranges_text(state.open));
+  }
+
   const Options& o_;
+  const kvcc::cli::RankedRun& run_;
   const kvcc::cli::Common& common_;
   kvcc::ModelFiles files_;
   std::optional<kvcc::QuantisedWeights> weights_;
@@ -229,15 +276,21 @@ class Collection {
 
 int main(int argc, char** argv) {
   Options options;
+  const CLI::App* parsed = nullptr;
   using namespace kvcc::cli;
   return run(
       argc, argv, "collect", "Collect a model's keys, values and Fisher information on a text",
-      kJson | kResume | kForce | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define(app, options); },
+      kJson | kResume | kForce | kThreads | kDevice | kDryRun | kCacheDir,
+      [&](CLI::App& app) {
+        define(app, options);
+        parsed = &app;
+      },
       [&](const Common& common) {
         if (common.device != "cpu") {
           throw kvcc::Error(kvcc::ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",
                             "--device cpu");
         }
-        return Collection(options, common).run();
+        const RankedRun ranked = start_ranks("collect", *parsed, common);
+        return kvcc::as_rank(ranked.ranks.get(), [&] { return Collection(options, ranked).run(); });
       });
 }

@@ -13,8 +13,11 @@
 
 #include "calib/cli/artifact_name.h"
 #include "calib/cli/fit_artifact.h"
+#include "calib/cli/fit_parts.h"
 #include "calib/cli/fit_report.h"
 #include "calib/cli/fit_vector.h"
+#include "calib/cli/ranked.h"
+#include "calib/cli/run_status.h"
 #include "calib/fit/fit.h"
 #include "calib/report/explain.h"
 #include "calib/report/layer_data.h"
@@ -72,8 +75,9 @@ struct Family {
 
 class Fit {
  public:
-  Fit(const Options& options, const Common& common)
-      : options_(options), common_(common), reader_(options.activations), settings_(reader_.settings()) {
+  /// `ranks` null: this process alone.
+  Fit(const Options& options, const Common& common, kvcc::Ranks* ranks)
+      : options_(options), common_(common), ranks_(ranks), reader_(options.activations), settings_(reader_.settings()) {
     std::set<std::string> seen;
     for (const std::string& text : options_.schemes) {
       Job job;
@@ -106,8 +110,11 @@ class Fit {
       explain_head();
       return 0;
     }
-    for (Job& job : jobs_) job.skipped = is_done(job);
-    if (options_.explain) {
+    if (is_first()) {
+      for (Job& job : jobs_) job.skipped = is_done(job);
+    }
+    if (ranks_ != nullptr) agree();
+    if (options_.explain && is_first()) {
       for (const Job& job : jobs_) {
         fmt::print(common_.json ? stderr : stdout, "{}",
                    job.scheme.is_vector() ? kvcc::cli::explain_vector(job.scheme, held_out())
@@ -119,17 +126,33 @@ class Fit {
       return 0;
     }
     fit();
-    report();
+    if (is_first()) report();
     return 0;
   }
 
  private:
   const Options& options_;
   const Common& common_;
+  kvcc::Ranks* ranks_;
   kvcc::ActivationsReader reader_;
   const kvcc::ActivationsSettings& settings_;
   std::vector<Job> jobs_;
   double fit_seconds_ = 0, wait_seconds_ = 0;
+
+  bool is_first() const { return ranks_ == nullptr || ranks_->first(); }
+
+  /// All ranks fit the same; rank 0 says what is there already.
+  void agree() {
+    kvcc::cli::agree_on(*ranks_, "activations_sha256", reader_.content_sha256());
+    std::string schemes = std::to_string(held_out()), skipped;
+    for (const Job& job : jobs_) {
+      schemes += " " + to_string(job.scheme) + fmt::format(" {}", job.scheme.budget);
+      skipped += job.skipped ? '1' : '0';
+    }
+    kvcc::cli::agree_on(*ranks_, "held out and schemes", schemes);
+    skipped = ranks_->gather(skipped)[0];
+    for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].skipped = skipped[i] == '1';
+  }
 
   /// Errors of the candidates for one head; writes nothing.
   void explain_head() const {
@@ -283,37 +306,60 @@ class Fit {
         plain.push_back(&job);
         schemes.push_back(job.scheme);
       }
+      if (!is_first()) continue;
       if (const fs::path folder = fs::path(job.output).parent_path(); !folder.empty())
         kvcc::make_folder(folder.string());
       job.file = std::make_unique<kvcc::AtomicFile>(job.output);
     }
     if (open.empty()) return;
     if (!families.empty()) schemes.emplace_back();  // full precision: the statistics alone
-    kvcc::cli::Progress progress("fit", layers() * (families.empty() ? 1 : 2), common_.quiet);
-    for_layers(true, [&](int layer, const kvcc::LayerActivations& activations) {
+    const std::vector<int> own = kvcc::cli::own_layers(ranks_, layers());
+    kvcc::cli::Progress progress("fit", own.size() * (families.empty() ? 1 : 2), common_.quiet);
+    uint64_t passed = 0;
+    const Clock::time_point start = Clock::now();
+    const auto advance = [&] {
+      if (ranks_ != nullptr) ranks_->check();
+      const double tokens =
+          static_cast<double>(++passed) / static_cast<double>(own.size()) * static_cast<double>(settings_.tokens());
+      progress.tell(kvcc::cli::run_status(tokens, seconds_since(start), 0));
+      progress.advance();
+    };
+    std::vector<std::vector<kvcc::cli::LayerPart>> parts(open.size(), std::vector<kvcc::cli::LayerPart>(layers()));
+    const auto part = [&](const Job* job, int layer) -> kvcc::cli::LayerPart& {
+      return parts[std::find(open.begin(), open.end(), job) - open.begin()][layer];
+    };
+    for_layers(own, true, [&](int layer, const kvcc::LayerActivations& activations) {
       const std::vector<kvcc::LayerFit> fits = fit_layer(activations, schemes, common_.threads);
       for (size_t i = 0; i < plain.size(); ++i) {
-        kvcc::cli::append_layer(plain[i]->codebook.key, fits[i].key);
-        kvcc::cli::append_layer(plain[i]->codebook.value, fits[i].value);
+        kvcc::cli::append_layer(part(plain[i], layer).key, fits[i].key);
+        kvcc::cli::append_layer(part(plain[i], layer).value, fits[i].value);
       }
       for (Family& family : families) {
         for (Job* job : family.jobs) {
-          kvcc::cli::append_statistics(job->codebook.key, fits.back().key);
-          kvcc::cli::append_statistics(job->codebook.value, fits.back().value);
+          kvcc::cli::append_statistics(part(job, layer).key, fits.back().key);
+          kvcc::cli::append_statistics(part(job, layer).value, fits.back().value);
         }
         family.fit->tabulate(layer, activations);
       }
-      progress.advance();
+      advance();
     });
     if (!families.empty()) {
-      for (Family& family : families) family.fit->allocate();
-      for_layers(false, [&](int layer, const kvcc::LayerActivations& activations) {
+      for (Family& family : families) {
+        if (ranks_ != nullptr) kvcc::cli::exchange_tables(*ranks_, *family.fit, layers());
+        family.fit->allocate();
+      }
+      for_layers(own, false, [&](int layer, const kvcc::LayerActivations& activations) {
         for (Family& family : families) {
           const std::vector<kvcc::LayerVectors> fits = family.fit->fit(layer, activations);
-          for (size_t i = 0; i < fits.size(); ++i) kvcc::cli::append_vectors(family.jobs[i]->codebook, fits[i]);
+          for (size_t i = 0; i < fits.size(); ++i) kvcc::cli::append_vectors(part(family.jobs[i], layer), fits[i]);
         }
-        progress.advance();
+        advance();
       });
+    }
+    if (ranks_ != nullptr) kvcc::cli::gather_parts(*ranks_, parts);
+    if (!is_first()) return;
+    for (size_t i = 0; i < open.size(); ++i) {
+      for (const kvcc::cli::LayerPart& layer : parts[i]) kvcc::cli::append_part(open[i]->codebook, layer);
     }
     warn_of_thin_heads(open.front()->codebook);
     for (Job* job : open) {
@@ -344,22 +390,24 @@ class Fit {
     found->fit = std::make_unique<kvcc::VectorFit>(settings_.model.shape, schemes, settings);
   }
 
-  /// work(layer, activations) for every layer in order; the next one is read meanwhile.
+  /// work(layer, activations) for these layers in order; the next one is read meanwhile.
   template <typename Work>
-  void for_layers(bool check_hash, const Work& work) {
+  void for_layers(const std::vector<int>& rows, bool check_hash, const Work& work) {
+    if (rows.empty()) return;
     const kvcc::CacheShape& shape = settings_.model.shape;
     const auto start_reading = [&](int layer) {
       return std::async(std::launch::async, [this, layer, check_hash] {
         return kvcc::read_layer(reader_, layer, settings_.samples, common_.threads, check_hash);
       });
     };
-    std::future<kvcc::LayerData> next = start_reading(0);
-    for (int layer = 0; layer < layers(); ++layer) {
+    std::future<kvcc::LayerData> next = start_reading(rows[0]);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const int layer = rows[i];
       kvcc::check_interrupt();
       const Clock::time_point waiting = Clock::now();
       const kvcc::LayerData data = next.get();
       wait_seconds_ += seconds_since(waiting);
-      if (layer + 1 < layers()) next = start_reading(layer + 1);
+      if (i + 1 < rows.size()) next = start_reading(rows[i + 1]);
       const Clock::time_point start = Clock::now();
       work(layer, kvcc::LayerActivations{data.starts, shape.kv_heads, shape.head_dim, shape.value_head_dim, data.key,
                                          data.key_grad, data.value, data.value_grad, settings_.layer_index[layer]});
@@ -409,7 +457,9 @@ class Fit {
 int main(int argc, char** argv) {
   using namespace kvcc::cli;
   Options options;
+  const CLI::App* parsed = nullptr;
   const auto define = [&](CLI::App& app) {
+    parsed = &app;
     app.add_option("activations", options.activations, "Folder NAME.acts that 'kvcc collect' made")->required();
     app.add_option("--scheme", options.schemes,
                    "Scheme to fit, may be repeated: the activations are read once ('kvcc schemes' lists presets)")
@@ -441,6 +491,12 @@ int main(int argc, char** argv) {
                if (options.output.empty() && !options.explains_head()) {
                  throw Error(ErrorKind::usage, "-o", "missing", "a name for the artifact");
                }
-               return Fit(options, common).run();
+               Common asked = common;
+               asked.dry_run |= options.explains_head();  // for which ranks need not meet
+               RankedRun ranked = start_ranks("fit", *parsed, asked);
+               if (asked.dry_run && !ranked.first()) return 0;
+               ranked.common.dry_run = common.dry_run;
+               return kvcc::as_rank(ranked.ranks.get(),
+                                    [&] { return Fit(options, ranked.common, ranked.ranks.get()).run(); });
              });
 }

@@ -53,9 +53,9 @@ std::string tensor_text(const TensorScheme& t) {
 
 int64_t default_held_out(int64_t samples) { return samples / 8; }
 
-void append_vectors(Codebook& book, const LayerVectors& fit) {
-  append_tensor(book.key, fit.key);
-  append_tensor(book.value, fit.value);
+void append_vectors(LayerPart& part, const LayerVectors& fit) {
+  append_tensor(part.key, fit.key);
+  append_tensor(part.value, fit.value);
 }
 
 Predicted predicted(const Codebook& book) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "calib/cli/fit_parts.h"
 #include "calib/fit/vector_fit.h"
 #include "formats/store/codebook.h"
 
@@ -12,8 +13,8 @@ namespace kvcc::cli {
 /// Samples that are held out of the fit of `samples`, where nothing else is asked for: one in eight.
 int64_t default_held_out(int64_t samples);
 
-/// Adds a layer's result; layers come in order.
-void append_vectors(Codebook& book, const LayerVectors& fit);
+/// Adds a layer's result to its part of the artifact.
+void append_vectors(LayerPart& part, const LayerVectors& fit);
 
 /// Second-order predictions summed over layers, keys and values; NaN where nothing was measured.
 struct Predicted {

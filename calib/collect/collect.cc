@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <optional>
 
+#include "calib/collect/crew.h"
 #include "calib/collect/sample_pass.h"
 #include "calib/collect/shard_queue.h"
 #include "calib/model/decoder.h"
@@ -76,79 +76,98 @@ CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& set
 
 namespace {
 
+/// What is there of each sample, and what is to be done.
+CollectState state_of(const SampleCrew& crew, const ActivationsSettings& settings, uint64_t units, size_t left_out) {
+  CollectState state;
+  const auto layers = static_cast<int64_t>(settings.layer_index.size());
+  for (const auto& [sample, missing] : crew.open()) {
+    state.open.push_back(sample);
+    state.open_tokens += settings.length(sample);
+    state.shards_kept += layers - static_cast<int64_t>(missing.size());
+  }
+  state.samples_kept = settings.samples - static_cast<int64_t>(state.open.size() + left_out);
+  state.total = units * state.open.size();
+  return state;
+}
+
 CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings& settings,
                               const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
                               const CollectCallbacks& callbacks) {
   const CollectPlan plan = plan_collect(files, settings, options);
   at::set_num_threads(options.threads);
-  ActivationsWriter writer(options.output, settings, options.resume, options.force);
-  if (callbacks.started) callbacks.started();
-  for (const std::string& shard : writer.dropped()) {
-    if (callbacks.warn) callbacks.warn("shard " + shard + " is damaged and is made again");
+  std::optional<ActivationsWriter> writer;
+  if (options.ranks == nullptr || options.ranks->first()) {
+    writer.emplace(options.output, settings, options.resume, options.force);
+    if (callbacks.started) callbacks.started();
+    for (const std::string& shard : writer->dropped()) {
+      if (callbacks.warn) callbacks.warn("shard " + shard + " is damaged and is made again");
+    }
   }
-  const int layers = static_cast<int>(settings.layer_index.size()), samples = static_cast<int>(settings.samples);
   std::vector<int> row_of(static_cast<size_t>(files.config.layers), -1);  // in the shards, by the model's layer
-  for (int row = 0; row < layers; ++row) row_of.at(settings.layer_index[row]) = row;
-  const auto missing = [&](int s) {
-    int64_t count = 0;
-    for (int l = 0; l < layers; ++l) count += writer.has(s, l) ? 0 : 1;
-    return writer.left_out().contains(s) ? 0 : count;
-  };
-  uint64_t total = 0, done = 0;
-  const uint64_t units = static_cast<uint64_t>(files.config.layers) * (settings.fisher ? 3 : 1);
-  for (int s = 0; s < samples; ++s) {
-    if (missing(s) > 0) total += units;
+  for (size_t row = 0; row < settings.layer_index.size(); ++row) {
+    row_of.at(settings.layer_index[row]) = static_cast<int>(row);
   }
+  const uint64_t units = static_cast<uint64_t>(files.config.layers) * (settings.fisher ? 3 : 1);
+  SampleCrew crew(options.ranks, writer ? &*writer : nullptr, settings, options.output, units, callbacks.warn);
+  CollectState state = state_of(crew, settings, units, writer ? writer->left_out().size() : 0);
+  if (callbacks.begun) callbacks.begun(state);
+  uint64_t done = 0;
+  const auto tell = [&] {
+    crew.check();
+    state.done = done + crew.others_units();
+    state.written = crew.written();
+    if (callbacks.progress) callbacks.progress(state);
+  };
 
-  CollectReport report;
-  double loss = 0;
-  int64_t predictions = 0;
   std::optional<Decoder> decoder;  // loading takes seconds, and nothing may be missing
-  for (int s = 0; s < samples; ++s) {
-    if (missing(s) == 0) continue;
+  while (const std::optional<int> taken = crew.next()) {
+    const int s = *taken;
     if (!decoder) {
       decoder.emplace(files);
       if (options.weights != nullptr) use_weights(*decoder, files, *options.weights);
     }
-    std::vector<bool> present(layers);
-    for (int l = 0; l < layers; ++l) present[l] = writer.has(s, l);
-    ShardQueue queue(kShardsInFlight);  // from here on the writer belongs to its thread, until drain()
+    const std::vector<int>& missing = crew.open().at(s);
+    ShardQueue queue(kShardsInFlight);  // puts to the crew from its thread, until drain()
     SamplePass pass;
     pass.fisher = settings.fisher;
     pass.recompute = plan.recompute;
     pass.sample = "sample " + std::to_string(s);
     pass.progress = [&](int advance) {
       done += advance;
-      if (callbacks.progress) callbacks.progress(done, total);
+      tell();
     };
     pass.done = [&](int layer, const LayerActs& acts) {
       const int l = row_of.at(layer);
-      if (present.at(l)) return;
+      if (!std::binary_search(missing.begin(), missing.end(), l)) return;
       files.tensors->check_unchanged(false);  // weights that were changed under the run give no shard
-      queue.put([&writer, s, l,
+      queue.put([&crew, s, l,
                  shard = Shard{values(acts.key), values(acts.value), values(acts.key_grad), values(acts.value_grad)}] {
-        writer.put(s, l, shard);
+        crew.put(s, l, shard);
       });
     };
     const uint64_t before = done;
     try {
-      loss += run_sample(*decoder, ids[s], pass);
-      predictions += static_cast<int64_t>(ids[s].size()) - 1;
+      const double loss = run_sample(*decoder, ids[s], pass);
       queue.drain();
+      crew.done(s, loss, static_cast<int64_t>(ids[s].size()) - 1);
     } catch (const NonFinite& error) {
       queue.drain();
       if (!options.skip_nonfinite) throw;
-      writer.leave_out(s, error.what());
+      crew.leave_out(s, error.what());
       if (callbacks.warn) callbacks.warn(std::string("left out: ") + error.what());
       done = before + units;
     }
   }
-  writer.finish();
-  report.samples = samples - static_cast<int64_t>(writer.left_out().size());
-  for (const auto& [s, reason] : writer.left_out()) {
+  decoder.reset();
+  crew.finish(tell);
+  CollectReport report;
+  if (!writer) return report;
+  writer->finish();
+  report.samples = settings.samples - static_cast<int64_t>(writer->left_out().size());
+  for (const auto& [s, reason] : writer->left_out()) {
     report.skipped.push_back(fmt::format("sample {}: {}", s, reason));
   }
-  report.nll = predictions > 0 ? loss / static_cast<double>(predictions) : std::numeric_limits<double>::quiet_NaN();
+  report.nll = crew.nll();
   return report;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "calib/ranks/ranks.h"
 #include "formats/store/activations.h"
 #include "formats/store/weights_file.h"
 #include "formats/weights/model_files.h"
@@ -23,6 +24,7 @@ struct CollectOptions {
   /// In place of the model's projections (read_weights_for); settings.decoder_json names them. May be null; not owned.
   const QuantisedWeights* weights = nullptr;
   int threads = 1;
+  Ranks* ranks = nullptr;    ///< null: this process alone. Not owned.
   int64_t self_samples = 0;  ///< that the model has to make first; counts for the plan alone
 };
 
@@ -45,15 +47,27 @@ struct CollectReport {
   double nll = 0;                    ///< mean cross-entropy of the samples run now, nats; NaN when none ran
 };
 
+/// What an earlier run has left, and how far this one is; of all ranks.
+struct CollectState {
+  int64_t samples_kept = 0;      ///< whole
+  int64_t shards_kept = 0;       ///< of samples that are not whole
+  std::vector<int> open;         ///< samples that are to be run, or to be run again
+  int64_t open_tokens = 0;       ///< of those
+  uint64_t done = 0, total = 0;  ///< of the work of this run, in its own units
+  uint64_t written = 0;          ///< bytes of shards, by this run
+};
+
 struct CollectCallbacks {
-  std::function<void()> started;  ///< the folder is there and resuming was allowed
-  std::function<void(uint64_t done, uint64_t total)> progress;
+  std::function<void()> started;                   ///< the folder is there and resuming was allowed
+  std::function<void(const CollectState&)> begun;  ///< once, before the first sample
+  std::function<void(const CollectState&)> progress;
   std::function<void(const std::string&)> warn;
 };
 
 /// ids [samples][at most seqlen]; settings.samples, seqlen and lengths must agree with them. Shards are written by a
 /// thread of their own as they come. Throws Error (NonFinite names layer, sample, token), Interrupted; what is written
-/// stays.
+/// stays. With ranks all call it, with the same settings; the folder and the report are rank 0's, and the activations
+/// the same bytes for any number of ranks on one kind of processor.
 CollectReport collect(const ModelFiles& files, const ActivationsSettings& settings,
                       const std::vector<std::vector<int32_t>>& ids, const CollectOptions& options,
                       const CollectCallbacks& callbacks);

@@ -29,6 +29,18 @@ std::vector<std::vector<int>> ways_of(int first, int size, int width, int& taken
   return {{4}, {2, 2}};
 }
 
+/// What the transforms keep: means, and what is not 0 in the matrices.
+double numbers_of(const std::vector<UnitTransform>& units) {
+  double numbers = 0;
+  for (const UnitTransform& unit : units) {
+    numbers += static_cast<double>(unit.mean.size());
+    for (const auto* m : {&unit.forward, &unit.inverse}) {
+      numbers += static_cast<double>(m->size() - std::count(m->begin(), m->end(), 0.0f));
+    }
+  }
+  return numbers;
+}
+
 double bits_of_numbers(double numbers) { return numbers * 32 / static_cast<double>(EffectiveBitsQuery{}.amortise); }
 
 }  // namespace
@@ -178,6 +190,7 @@ void VectorFit::tabulate(int row, const LayerActivations& activations) {
     transform(data[tensor]);
     Tensor& to = tensors_.at(static_cast<size_t>(row) * kTensors + tensor);
     to.units = data[tensor].units;
+    to.numbers = numbers_of(to.units);
     to.blocks = blocks_of(tensor);
     for (Block& block : to.blocks) {
       for (std::vector<Group>& way : block.ways) {
@@ -203,6 +216,37 @@ void VectorFit::tabulate(int row, const LayerActivations& activations) {
   });
 }
 
+void VectorFit::write_table(int row, ByteWriter& out) const {
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    const Tensor& table = tensors_.at(static_cast<size_t>(row) * kTensors + tensor);
+    out.put(table.numbers);
+    for (const Block& block : table.blocks) {
+      for (const std::vector<Group>& way : block.ways) {
+        for (const Group& group : way) {
+          out.put(group.fitted);
+          out.put(group.held_out);
+        }
+      }
+    }
+  }
+}
+
+void VectorFit::read_table(int row, ByteReader& in) {
+  for (int tensor = 0; tensor < kTensors; ++tensor) {
+    Tensor& table = tensors_.at(static_cast<size_t>(row) * kTensors + tensor);
+    in.get(table.numbers);
+    table.blocks = blocks_of(tensor);
+    for (Block& block : table.blocks) {
+      for (std::vector<Group>& way : block.ways) {
+        for (Group& group : way) {
+          in.get(group.fitted);
+          in.get(group.held_out);
+        }
+      }
+    }
+  }
+}
+
 void VectorFit::allocate() {
   // How much more a codebook loses on text that it has not seen, by width and bits over the whole model: single groups'
   // errors on so little text are too uncertain.
@@ -223,14 +267,7 @@ void VectorFit::allocate() {
     }
   }
   double numbers = 0;
-  for (const Tensor& tensor : tensors_) {
-    for (const UnitTransform& unit : tensor.units) {
-      numbers += static_cast<double>(unit.mean.size());
-      for (const auto* m : {&unit.forward, &unit.inverse}) {
-        numbers += static_cast<double>(m->size() - std::count(m->begin(), m->end(), 0.0f));
-      }
-    }
-  }
+  for (const Tensor& tensor : tensors_) numbers += tensor.numbers;
   const double elements =
       static_cast<double>(shape_.layers) * shape_.kv_heads * (shape_.head_dim + shape_.value_head_dim);
   const double context = static_cast<double>(EffectiveBitsQuery{}.context);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "calib/fit/allocate.h"
+#include "calib/fit/bytes.h"
 #include "calib/fit/fisher_transform.h"
 #include "calib/fit/fit.h"
 #include "calib/fit/vector_kmeans.h"
@@ -53,6 +54,10 @@ class VectorFit {
 
   /// `row` of the layers that have a cache. Throws Error(bad_input) for values that are not finite.
   void tabulate(int row, const LayerActivations& activations);
+  /// What allocate() looks at of a layer that was tabulated, and the same of one that another process has tabulated:
+  /// then every process allocates alike, and fits the layers that it tabulated itself.
+  void write_table(int row, ByteWriter& out) const;
+  void read_table(int row, ByteReader& in);
   void allocate();
   /// One result a scheme.
   std::vector<LayerVectors> fit(int row, const LayerActivations& activations) const;
@@ -70,6 +75,7 @@ class VectorFit {
   struct Tensor {
     std::vector<UnitTransform> units;
     std::vector<Block> blocks;
+    double numbers = 0;  ///< of the transforms, that are kept
   };
   struct Data;
 

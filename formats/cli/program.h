@@ -36,6 +36,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   void advance(uint64_t by = 1);
   void set(uint64_t done);
+  /// Shown after the time left from now on, such as "310 tokens/s".
+  void tell(std::string more);
 
  private:
   struct State;

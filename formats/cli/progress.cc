@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <utility>
 
 #include "formats/cli/program.h"
 
@@ -29,7 +30,7 @@ int terminal_columns() {
 }  // namespace
 
 struct Progress::State {
-  std::string label;
+  std::string label, more;
   uint64_t total = 0, done = 0;
   bool quiet = false, terminal = false, shown = false;
   Clock::time_point start = Clock::now(), last_shown = start;
@@ -45,18 +46,24 @@ struct Progress::State {
       text += fmt::format(", {} left",
                           duration_text(seconds * static_cast<double>(total - done) / static_cast<double>(done)));
     }
+    if (!more.empty()) text += ", " + more;
     return text;
   }
 
   void show() {
     last_shown = Clock::now();
     shown = true;
-    const std::string text = status();
+    std::string text = status();
     if (!terminal) {
       fmt::print(stderr, "{}: {}\n", label, text);
       return;
     }
-    const int room = terminal_columns() - static_cast<int>(label.size() + text.size()) - 6;
+    // Narrow terminals lose the bar first, then what is said last: a line that wraps would stay.
+    const int columns = terminal_columns();
+    while (static_cast<int>(label.size() + text.size()) >= columns && text.find(", ") != std::string::npos) {
+      text.erase(text.rfind(", "));
+    }
+    const int room = columns - static_cast<int>(label.size() + text.size()) - 6;
     std::string bar;
     if (room >= 8 && total > 0) {
       const int width = std::min(room, 40);
@@ -96,6 +103,11 @@ void Progress::advance(uint64_t by) {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   state_->done += by;
   state_->refresh();
+}
+
+void Progress::tell(std::string more) {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->more = std::move(more);
 }
 
 void Progress::set(uint64_t done) {

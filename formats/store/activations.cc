@@ -216,17 +216,49 @@ bool ActivationsWriter::is_new() const {
 
 bool ActivationsWriter::has(int sample, int layer) const { return shards_.contains({sample, layer}); }
 
-void ActivationsWriter::put(int sample, int layer, const Shard& shard) {
+void ActivationsWriter::check_shard(int sample, int layer) const {
   if (sample < 0 || sample >= settings_.samples || layer < 0 || layer >= settings_.model.shape.layers) {
     throw Error(ErrorKind::failed, folder_, fmt::format("shard of sample {} layer {}", sample, layer),
                 fmt::format("samples below {} and layers below {}", settings_.samples, settings_.model.shape.layers));
   }
-  const std::string image = shard_image(settings_, sample, layer, shard);
-  const std::string path = shard_path(folder_, settings_, sample, layer);
+}
+
+std::string activations_shard_image(const ActivationsSettings& settings, int sample, int layer, const Shard& shard) {
+  return shard_image(settings, sample, layer, shard);
+}
+
+ShardEntry shard_entry_of(std::string_view image) { return {image.size(), sha256_hex(image)}; }
+
+void write_activations_shard(const std::string& folder, const ActivationsSettings& settings, int sample, int layer,
+                             std::string_view image) {
+  const std::string path = shard_path(folder, settings, sample, layer);
   make_folder(fs::path(path).parent_path().string());
   // Resuming checks every listed shard by its hash, so that neither name nor journal line has to be synced in order.
   write_text_file(path, image, false);
-  record(sample, layer, {image.size(), sha256_hex(image)});
+}
+
+void ActivationsWriter::put(int sample, int layer, const Shard& shard) {
+  check_shard(sample, layer);
+  const std::string image = shard_image(settings_, sample, layer, shard);
+  write_activations_shard(folder_, settings_, sample, layer, image);
+  record(sample, layer, shard_entry_of(image));
+}
+
+void ActivationsWriter::list(int sample, int layer, const ShardEntry& entry) {
+  check_shard(sample, layer);
+  const std::string path = shard_path(folder_, settings_, sample, layer);
+  if (const std::string fault = shard_fault(path, entry, false); !fault.empty()) throw bad_input(path, fault);
+  record(sample, layer, entry);
+}
+
+void ActivationsWriter::put_image(int sample, int layer, std::string_view image, const ShardEntry& entry) {
+  check_shard(sample, layer);
+  const ShardEntry found = shard_entry_of(image);
+  if (found.bytes != entry.bytes || found.sha256 != entry.sha256) {
+    throw bad_input(shard_path(folder_, settings_, sample, layer), "came damaged over the network");
+  }
+  write_activations_shard(folder_, settings_, sample, layer, image);
+  record(sample, layer, entry);
 }
 
 bool ActivationsWriter::adopt(int sample, int layer, const std::string& file, const ShardEntry& entry, bool copy) {

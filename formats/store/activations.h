@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -90,6 +91,10 @@ class ActivationsWriter {
   /// `copy`, or where the file system has none: a copy). The hash is checked of a copy, and of a link when resuming.
   /// Returns whether it linked. Throws Error(bad_input) when the file is not what `entry` says.
   bool adopt(int sample, int layer, const std::string& file, const ShardEntry& entry, bool copy);
+  /// Lists a shard that another process has written in place (write_activations_shard), or whose file's bytes it sent.
+  /// Throws Error(bad_input) when the file there has another size than `entry`, or `image` is not what it describes.
+  void list(int sample, int layer, const ShardEntry& entry);
+  void put_image(int sample, int layer, std::string_view image, const ShardEntry& entry);
   const std::vector<std::string>& dropped() const { return dropped_; }
   /// Leaves a sample out (its activations are not finite) and records why; its shards no longer count.
   void leave_out(int sample, const std::string& reason);
@@ -114,7 +119,15 @@ class ActivationsWriter {
   void drop_damaged();
   void record(int sample, int layer, const ShardEntry& entry);
   void write_manifest(bool complete) const;
+  void check_shard(int sample, int layer) const;
 };
+
+/// One shard as its file's bytes, for a process that is not the folder's writer.
+std::string activations_shard_image(const ActivationsSettings& settings, int sample, int layer, const Shard& shard);
+ShardEntry shard_entry_of(std::string_view image);
+/// Writes such a shard in place, as ActivationsWriter does; it counts for nothing until the folder's writer lists it.
+void write_activations_shard(const std::string& folder, const ActivationsSettings& settings, int sample, int layer,
+                             std::string_view image);
 
 class ActivationsReader {
  public:

@@ -224,11 +224,11 @@ def test_resuming_a_whole_folder_loads_no_model(tmp_path):
     assert contents(tmp_path / "a.acts") == before
 
 
-def on_a_terminal(*command):
-    """What a program writes to a terminal of 100 columns that is its stderr, and its exit code."""
+def on_a_terminal(*command, columns=140):
+    """What a program writes to a terminal that is its stderr, and its exit code."""
     import fcntl, os, pty, struct, termios
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=theirs)
     os.close(theirs)
     seen = b""
@@ -253,6 +253,9 @@ def test_progress_bar_with_time_left_on_a_terminal(tiny):
     bars = [line for line in re.split(r"[\r\n]+", text) if "elapsed" in line]
     assert any(re.search(r"collect \[=* *\] \d+/108 +\d+%  \d+:\d\d elapsed, \d+:\d\d left", bar) for bar in bars), text
     assert re.search(r"collect \[=+\] 108/108 100%", bars[-1]), text
+    assert any(re.search(r"left, \d+ tokens/s, [\d.]+ MiB used, [\d.]+ [KM]iB written$", bar) for bar in bars), text
+    narrow, code = on_a_terminal(COLLECT, *arguments, "--force", columns=60)  # shortened, so that no line wraps
+    assert code == 0 and all(len(re.sub(r"\x1b\[K|\x1b\[0?m", "", line)) < 60 for line in re.split(r"[\r\n]+", narrow) if "elapsed" in line)
     quiet, code = on_a_terminal(COLLECT, *arguments, "--force", "--quiet")
     assert code == 0 and quiet == ""
 
