@@ -4,53 +4,21 @@
 #include <thread>
 
 #include "calib/fit/bytes.h"
+#include "formats/store/codebook_fields.h"
 
 namespace kvcc::cli {
 namespace {
 
-/// f(array of a, the same array of b) for all arrays; `A` and `B` may be const.
+/// f(array of a, the same array of b) for all that an artifact stores of a tensor; `A` and `B` may be const.
 template <typename A, typename B, typename F>
 void for_arrays(A& a, B& b, const F& f) {
-  f(a.codebook, b.codebook);
-  f(a.bits, b.bits);
-  f(a.scale, b.scale);
-  f(a.zero, b.zero);
-  f(a.threshold_lower, b.threshold_lower);
-  f(a.threshold_upper, b.threshold_upper);
-  f(a.norm_scale, b.norm_scale);
-  f(a.norm_offset, b.norm_offset);
-  f(a.outlier_fraction, b.outlier_fraction);
-  f(a.group_width, b.group_width);
-  f(a.group_bits, b.group_bits);
-  f(a.vectors, b.vectors);
-  f(a.forward, b.forward);
-  f(a.inverse, b.inverse);
-  f(a.rotation_mean, b.rotation_mean);
-  f(a.channel_order, b.channel_order);
-  auto& s = a.stats;
-  auto& t = b.stats;
-  f(s.min, t.min);
-  f(s.max, t.max);
-  f(s.mean, t.mean);
-  f(s.variance, t.variance);
-  f(s.fisher, t.fisher);
-  f(s.weighted_sse, t.weighted_sse);
-  f(s.sqnr_db, t.sqnr_db);
-  f(s.first_token_share, t.first_token_share);
-  f(s.fit_gap_bound, t.fit_gap_bound);
-  f(s.distinct, t.distinct);
-  f(s.histogram, t.histogram);
-  f(s.code_use, t.code_use);
-  f(s.held_out_outliers, t.held_out_outliers);
-  f(s.drift, t.drift);
-  f(s.sample_share, t.sample_share);
-  f(s.token_share, t.token_share);
-  f(s.heaviest_sample, t.heaviest_sample);
-  f(s.token_sample, t.token_sample);
-  f(s.token_position, t.token_position);
-  f(s.reached, t.reached);
-  f(s.predicted_fitted, t.predicted_fitted);
-  f(s.predicted_held_out, t.predicted_held_out);
+  for (const CodebookField& field : tensor_fields()) {
+    if (field.floats != nullptr) f(a.*field.floats, b.*field.floats);
+    if (field.bytes != nullptr) f(a.*field.bytes, b.*field.bytes);
+    if (field.words != nullptr) f(a.*field.words, b.*field.words);
+    if (field.stat_floats != nullptr) f(a.stats.*field.stat_floats, b.stats.*field.stat_floats);
+    if (field.stat_words != nullptr) f(a.stats.*field.stat_words, b.stats.*field.stat_words);
+  }
 }
 
 void append_tensor(TensorCodebooks& to, const TensorCodebooks& from) {
