@@ -149,6 +149,7 @@ golden: tests oracles browser  ## rewrite the kept emitted units and pictures of
 bench: tests oracles model nvcc  ## speed and memory as ratios against the reference, in one run; predicted times of the kernels (about ten minutes)
 	@$(PY) tests/bench/bench.py --kvcc $(KVCC) --model $(MODEL)
 	@KVCC_BUILD=$(abspath $(BUILD)) $(PY) tests/bench/predictions.py
+	@KVCC_BUILD=$(abspath $(BUILD)) $(PY) tests/bench/scaling.py
 
 # What calib/eval/RESULTS.md compares: every preset that needs no calibration, these, and these fitted ones.
 RESULTS      := demo/results

@@ -20,8 +20,10 @@ RankedRun start_ranks(const std::string& verb, const CLI::App& app, const Common
   }
   if (common.dry_run) return run;
   RankSettings settings = rank_settings(verb);
-  settings.give_up = [](const Error& error) {
+  settings.give_up = [json = common.json](const Error& error) {
     spdlog::error("{} ({})", printable(error.place(), true), error.hint());
+    if (json)
+      print_json({{"error", {{"code", error.exit_code()}, {"message", error.place()}, {"hint", error.hint()}}}});
     std::fflush(nullptr);
     std::_Exit(error.exit_code());
   };

@@ -18,7 +18,8 @@ struct RankSettings {
   double silence_seconds = 20;  ///< after which a rank that gives no sign of life counts as dead
   /// Throws Interrupted when a signal asked to stop.
   std::function<void()> check_interrupt;
-  /// Another rank has died, and this process has not asked check() for long: prints the error and ends the process.
+  /// Another rank has died and there is nothing to throw from: a call waits for a network that is gone, or check() was
+  /// not asked for 20 s. Prints the error and ends the process; called from a thread of its own.
   std::function<void(const Error&)> give_up;
 };
 

@@ -60,7 +60,7 @@ struct Progress::State {
     }
     // Narrow terminals lose the bar first, then what is said last: a line that wraps would stay.
     const int columns = terminal_columns();
-    while (static_cast<int>(label.size() + text.size()) >= columns && text.find(", ") != std::string::npos) {
+    while (static_cast<int>(label.size() + text.size()) + 1 >= columns && text.find(", ") != std::string::npos) {
       text.erase(text.rfind(", "));
     }
     const int room = columns - static_cast<int>(label.size() + text.size()) - 6;

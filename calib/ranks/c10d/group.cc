@@ -64,6 +64,7 @@ class C10dRanks : public Ranks {
     FLAGS_caffe2_log_level = 3;  // what it warns of is said here, once and in words
     meet();
     watch_ = std::thread([this] { watch(); });
+    guard_ = std::thread([this] { guard(); });
     try {
       make_group();
     } catch (const std::exception& error) {
@@ -85,9 +86,7 @@ class C10dRanks : public Ranks {
   void check() override {
     if (settings_.check_interrupt) settings_.check_interrupt();
     const std::lock_guard lock(mutex_);
-    if (!failure_) return;
-    heard_ = true;
-    throw *failure_;
+    if (failure_) throw *failure_;
   }
 
   std::vector<std::string> gather(const std::string& mine) override {
@@ -141,10 +140,6 @@ class C10dRanks : public Ranks {
 
   void fail(const std::string& why) noexcept override {
     try {
-      {
-        const std::lock_guard lock(mutex_);
-        heard_ = true;
-      }
       announce(rank(), name(rank()) + ": " + why);
       stop_watching();
       // Who serves the store stays until the others know; one of them may be dead.
@@ -340,27 +335,53 @@ class C10dRanks : public Ranks {
     return failure_.has_value();
   }
 
+  int most_silent_rounds() const {
+    return static_cast<int>(settings_.silence_seconds * 1000 / static_cast<double>(kBeat.count())) + 1;
+  }
+
   /// The watch's thread: beats, and listens to the others' beats. It counts its own rounds, not seconds, so that a
   /// process that was stopped for a while does not take the others for dead.
   void watch() {
-    const auto most = static_cast<int>(settings_.silence_seconds * 1000 / static_cast<double>(kBeat.count())) + 1;
     std::vector<std::string> last(static_cast<size_t>(size()));
-    while (!has_failure()) {
-      if (wait_to_stop(kBeat)) return;
+    while (!has_failure() && !wait_to_stop(kBeat)) {
       try {
-        watch_round(most, last);
+        watch_round(last);
       } catch (const std::exception& error) {
-        const std::string who = launch_.served ? "the launcher at " + place() : name(0) + " at " + place();
-        set_failure(who + ": the connection is lost (" + reason(error) + "): it has ended, or the network is gone");
+        set_failure(keeper() + ": the connection is lost (" + reason(error) +
+                    "): it has ended, or the network is gone");
       }
+      ++rounds_;
     }
-    if (wait_to_stop(kGrace)) return;
-    const std::unique_lock lock(mutex_);
-    if (heard_ || !settings_.give_up) return;
-    settings_.give_up(*failure_);
   }
 
-  void watch_round(int most, std::vector<std::string>& last) {
+  /// A thread that touches no network, as a lost machine leaves those that do without an answer: then there is nothing
+  /// to throw from, and the process is ended; so is one that has not ended by itself after a failure.
+  void guard() {
+    uint64_t last = 0;
+    int silent = 0;
+    while (!has_failure()) {
+      if (wait_to_stop(kBeat)) return;
+      const uint64_t rounds = rounds_;
+      silent = rounds == last ? silent + 1 : 0;
+      last = rounds;
+      if (silent < most_silent_rounds() || !settings_.give_up) continue;
+      settings_.give_up(
+          Error(ErrorKind::failed,
+                keeper() + ": no answer for " + seconds_text() + ": it has ended, or its machine or network is gone",
+                "", "", kHint));
+    }
+    if (wait_to_stop(kGrace) || !settings_.give_up) return;
+    std::unique_lock lock(mutex_);
+    const Error failure = *failure_;
+    lock.unlock();
+    settings_.give_up(failure);
+  }
+
+  std::string seconds_text() const { return std::to_string(static_cast<int>(settings_.silence_seconds)) + " s"; }
+  /// Of the store.
+  std::string keeper() const { return (launch_.served ? "the launcher" : name(0)) + " at " + place(); }
+
+  void watch_round(std::vector<std::string>& last) {
     watch_store_->add("beat/" + std::to_string(rank()), 1);
     if (watch_store_->check({"failed"})) {
       const Json failed = Json::parse(to_text(watch_store_->get("failed")));
@@ -376,10 +397,9 @@ class C10dRanks : public Ranks {
       const std::string beat = to_text(beats[r]);
       silent_[r] = beat == last[r] ? silent_[r] + 1 : 0;
       last[r] = beat;
-      if (silent_[r] < most || watch_store_->check({"gone/" + std::to_string(r)})) continue;
-      const std::string text = name(r) + ": no sign of life for " +
-                               std::to_string(static_cast<int>(settings_.silence_seconds)) +
-                               " s: it was killed, or its machine or network is gone";
+      if (silent_[r] < most_silent_rounds() || watch_store_->check({"gone/" + std::to_string(r)})) continue;
+      const std::string text =
+          name(r) + ": no sign of life for " + seconds_text() + ": it was killed, or its machine or network is gone";
       set_failure(text);
       watch_store_->compareSet(
           "failed", {},
@@ -402,6 +422,7 @@ class C10dRanks : public Ranks {
     }
     stop_changed_.notify_all();
     if (watch_.joinable()) watch_.join();
+    if (guard_.joinable()) guard_.join();
   }
 
   Launch launch_;
@@ -416,9 +437,10 @@ class C10dRanks : public Ranks {
   std::mutex mutex_;  ///< of what follows
   std::condition_variable stop_changed_;
   std::optional<Error> failure_;
-  bool heard_ = false, stopping_ = false;
-  std::vector<int> silent_;  ///< [size] rounds without a beat; the watch's thread alone
-  std::thread watch_;
+  bool stopping_ = false;
+  std::vector<int> silent_;          ///< [size] rounds without a beat; the watch's thread alone
+  std::atomic<uint64_t> rounds_{0};  ///< of the watch
+  std::thread watch_, guard_;
 };
 
 }  // namespace

@@ -4,10 +4,13 @@ import socket
 import subprocess
 import time
 
-from support import BUILD
+import pytest
+
+from support import BUILD, random_ids, tiny_llama
 
 COLLECT = BUILD / "libexec/kvcc/kvcc-collect"
 FIT = BUILD / "libexec/kvcc/kvcc-fit"
+SCHEMES = ["--scheme", "kvcc-nuq3-1%-sink1", "--scheme", "int4-channel-prerope", "--scheme", "kvcc-2"]
 # Of the machine's own launcher, if the tests run under one.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "SLURM_", "PMI_", "TORCHELASTIC_", "MPI_", "KVCC_RANKS_")
 
@@ -66,3 +69,33 @@ def run(size, program, *arguments, **kw):
 
 def contents(folder):
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny_llama(folder / "model")
+    random_ids(folder / "ids.npy", 9, 96)
+    arguments = [folder / "model", "--ids", folder / "ids.npy", "--samples", 9, "--seqlen", 96]
+    subprocess.run([str(COLLECT), *map(str, arguments), "-o", str(folder / "one.acts"), "--quiet"], check=True,
+                   env=clean_environment())
+    return folder, arguments
+
+
+def long_run(folder, tmp_path, samples=60):
+    random_ids(tmp_path / "many.npy", samples, 256)
+    return [folder / "model", "--ids", tmp_path / "many.npy", "--samples", samples, "--seqlen", 256, "--threads", 1]
+
+
+def end_one(victim, how, arguments, out):
+    """Three ranks run until some shards are there; then one gets the signal, and the others end and name it."""
+    ranks = start(3, COLLECT, *arguments, "-o", out)
+    while all(p.poll() is None for p in ranks) and len(list(out.glob("s*/l*.h5"))) < 12:
+        time.sleep(0.01)
+    assert all(p.poll() is None for p in ranks), finish(ranks)
+    ranks[victim].send_signal(how)
+    others = finish([p for r, p in enumerate(ranks) if r != victim], seconds=60)
+    ranks[victim].kill()
+    ranks[victim].communicate()
+    for code, _, err in others:
+        assert code == 1 and f"rank {victim} (" in err and f"process {ranks[victim].pid}" in err and "--resume" in err, err
