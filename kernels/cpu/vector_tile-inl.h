@@ -197,10 +197,9 @@ HWY_INLINE void ReadRows(const VectorHead& head, const VectorPages& pages, int32
 /// Rows of `constant` for what no quad gives; the others are left alone.
 inline void FillConstants(const VectorHead& head, float* HWY_RESTRICT rows) {
   const float* const constant = head.tensor.constant + head.row();
-  bool given[kMaxHeadDim] = {};
-  for (int i = 0; i < head.places(); ++i) given[head.place()[i]] = true;
-  for (int c = 0; c < head.tensor.head_dim; ++c) {
-    if (!given[c]) std::fill(rows + c * kBatch, rows + (c + 1) * kBatch, constant[c]);
+  for (int i = head.places(); i < head.tensor.head_dim; ++i) {
+    const int c = head.place()[i];
+    std::fill(rows + c * kBatch, rows + (c + 1) * kBatch, constant[c]);
   }
 }
 
