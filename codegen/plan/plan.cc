@@ -142,7 +142,7 @@ Plan plan(const Artifact& artifact, const Targets& targets) {
   if (artifact.scheme.is_extended()) {
     throw Error(ErrorKind::usage, artifact.name, fmt::format("scheme {}", short_name(artifact.scheme)),
                 artifact.scheme.is_vector() ? "a scheme of scalar levels: the units of vector codebooks are built into "
-                                              "the CPU runtime, and there are none for a GPU"
+                                              "the CPU runtime, and kvcc compile emits none"
                                             : "a scheme without cap and qnorm, which no kernel knows");
   }
   if (artifact.scheme.key.grid != Grid::full) check_tables(artifact, artifact.key, shape.head_dim, "key");

@@ -54,24 +54,25 @@ class Softmax {
       std::fill(total + 16 * g, total + 16 * g + 16, 0.0f);
     }
   }
-  /// Scores [queries, 64] of slots [begin, end) to weights, 0 for others; what `values` holds is brought to the new
-  /// reference. No slot: nothing but zeros.
-  template <class Values>
-  HWY_INLINE void soften(float* HWY_RESTRICT scores, int queries, int begin, int end, Values& values) {
+  /// Scores of slots [begin, end) of `pages` pages, [queries] at strides of kStride, to weights, 0 for others; what
+  /// `values` holds is brought to the new reference. No slot: nothing but zeros.
+  template <int kStride = kPage, class Values>
+  HWY_INLINE void soften(float* HWY_RESTRICT scores, int queries, int begin, int end, Values& values, int pages = 1) {
     const DF d;
+    const int slots = kStride == kPage ? kPage : pages * kPage;
     for (int g = 0; g < queries; ++g) {
-      float* s = scores + g * kPage;
-      if (begin > 0) std::fill(s, s + std::min<int>(begin, kPage), -kHuge);
-      if (end < kPage) std::fill(s + std::max(end, 0), s + kPage, -kHuge);
+      float* s = scores + g * kStride;
+      if (begin > 0) std::fill(s, s + std::min(begin, slots), -kHuge);
+      if (end < slots) std::fill(s + std::max(end, 0), s + slots, -kHuge);
       VF most = hn::Load(d, s);
       KVCC_CPU_UNROLL
-      for (int i = kLanes; i < kPage; i += kLanes) most = hn::Max(most, hn::Load(d, s + i));
+      for (int i = kLanes; i < slots; i += kLanes) most = hn::Max(most, hn::Load(d, s + i));
       if (!hn::AllTrue(d, hn::Le(most, hn::Set(d, reference[g]))))
         raise(g, hn::GetLane(hn::MaxOfLanes(d, most)), values);
       const VF shift = hn::Set(d, reference[g]);
       VF sum = hn::Zero(d);
       KVCC_CPU_UNROLL
-      for (int i = 0; i < kPage; i += kLanes) {
+      for (int i = 0; i < slots; i += kLanes) {
         const VF weight = exp2_negative(d, hn::Sub(hn::Load(d, s + i), shift));
         hn::Store(weight, d, s + i);
         sum = hn::Add(sum, weight);
@@ -107,16 +108,18 @@ struct AttentionScratch {
 };
 
 /// One block's part of the context. `keys` and `values` read the pages of its head, with a scratch of their own kind;
-/// scores [queries, 64].
+/// scores [queries, 64 of each page read at once].
 template <class Keys, class Values, class Tile>
 void AttendBlock(const KvccAttentionParams& p, const Work& work, Keys& keys, Values& values, int value_dim, Tile& tile,
                  float* scores) {
   Softmax softmax(work.queries);
-  for (int32_t i = work.page; i < work.page_end; ++i) {
+  constexpr int kAtOnce = Keys::kPagesAtOnce;
+  for (int32_t i = work.page; i < work.page_end; i += kAtOnce) {
     const Slots slots = work.context.slots(i);
-    keys.score_page(i, tile, scores);
-    softmax.soften(scores, work.queries, slots.begin, slots.end, values);
-    values.add_page(i, tile, scores);
+    const int count = std::min(kAtOnce, work.page_end - i);
+    keys.score_pages(i, count, tile, scores);
+    softmax.template soften<kAtOnce * kPage>(scores, work.queries, slots.begin, slots.end, values, count);
+    values.add_pages(i, count, tile, scores);
   }
   for (int32_t i = work.tile; i < work.tile_end; ++i) {
     const int32_t from = work.context.exact_block(i) * kPage;

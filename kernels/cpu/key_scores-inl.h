@@ -16,16 +16,18 @@ HWY_INLINE const void* element_at(int dtype, const void* from, int64_t i) {
   return static_cast<const uint8_t*>(from) + i * (dtype == KVCC_DTYPE_F32 ? 4 : 2);
 }
 
-/// One block's part of the context; scores [queries, 64] is scratch.
+/// One block's part of the context; scores [queries, 64 of each page read at once] is scratch.
 template <class Keys, class Tile>
 void ScoreBlock(const KvccMmaKeyScoresParams& p, const Work& work, Keys& keys, Tile& tile, float* scores) {
   float* const out = p.scores + work.row(p.cache, p.group) * p.scores_stride;
-  for (int32_t i = work.page; i < work.page_end; ++i) {
-    keys.score_page(i, tile, scores);
+  constexpr int kAtOnce = Keys::kPagesAtOnce, kStride = kAtOnce * kPage;
+  for (int32_t i = work.page; i < work.page_end; i += kAtOnce) {
+    const int count = std::min(kAtOnce, work.page_end - i);
+    keys.score_pages(i, count, tile, scores);
     const Slots slots = work.context.slots(i);
-    const int begin = std::max(slots.begin, 0), end = std::min(slots.end, kPage);
+    const int begin = std::max(slots.begin, 0), end = std::min(slots.end, count * kPage);
     for (int g = 0; g < work.queries; ++g) {
-      std::copy(scores + g * kPage + begin, scores + g * kPage + end,
+      std::copy(scores + g * kStride + begin, scores + g * kStride + end,
                 out + g * p.scores_stride + p.cache.sink + i * kPage + begin);
     }
   }

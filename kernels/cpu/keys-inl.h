@@ -127,6 +127,9 @@ class Keys {
     score_floats_all<false>(k, scores);
   }
 
+  static constexpr int kPagesAtOnce = 1;
+  void score_pages(int32_t i, int, TileScratch& tile, float* HWY_RESTRICT scores) { score_page(i, tile, scores); }
+
   /// Scores of exact position p, [queries] at the given stride.
   void score_exact(int32_t p, float* scores, int stride) {
     const int half = shape_.rotary / 2;

@@ -12,20 +12,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace kvcc::cpu::HWY_NAMESPACE {
 
-/// One block's part of the context; weights [queries, 64] is scratch, d the values' channels.
+/// One block's part of the context; weights [queries, 64 of each page read at once] is scratch, d the values' channels.
 template <class Values, class Tile>
 void MixBlock(const KvccValueMixParams& p, const Work& work, Values& values, int dtype, int d, Tile& tile,
               float* weights) {
   const int64_t row = work.row(p.cache, p.group);
-  for (int32_t i = work.page; i < work.page_end; ++i) {
+  constexpr int kAtOnce = Values::kPagesAtOnce;
+  for (int32_t i = work.page; i < work.page_end; i += kAtOnce) {
     const Slots slots = work.context.slots(i);
+    const int count = std::min(kAtOnce, work.page_end - i);
     for (int g = 0; g < work.queries; ++g) {
       const int64_t at = (row + g) * p.weights_stride + p.cache.sink + int64_t{i} * kPage;
-      for (int slot = 0; slot < kPage; ++slot) {
-        weights[g * kPage + slot] = slots.has(slot) ? load_element(dtype, p.weights, at + slot) : 0.0f;
+      for (int slot = 0; slot < count * kPage; ++slot) {
+        weights[g * kAtOnce * kPage + slot] = slots.has(slot) ? load_element(dtype, p.weights, at + slot) : 0.0f;
       }
     }
-    values.add_page(i, tile, weights);
+    values.add_pages(i, count, tile, weights);
   }
   for (int32_t i = work.tile; i < work.tile_end; ++i) {
     const int32_t from = work.context.exact_block(i) * kPage;

@@ -121,6 +121,9 @@ class Values {
     }
   }
 
+  static constexpr int kPagesAtOnce = 1;
+  void add_pages(int32_t i, int, TileScratch& tile, const float* HWY_RESTRICT weights) { add_page(i, tile, weights); }
+
   /// Adds exact position p, weights [queries] at the given stride.
   void add_exact(int32_t p, const float* weights, int stride) {
     const DF d;

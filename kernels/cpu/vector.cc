@@ -19,7 +19,7 @@ namespace kvcc::cpu::HWY_NAMESPACE {
 void VectorKeyScores(const KvccMmaKeyScoresParams& p, const KvccVectorTables& tables, uint32_t first, uint32_t last) {
   VectorKeyScratch scratch;
   VectorTile tile;
-  alignas(64) float scores[kMaxQueries * kPage];
+  alignas(64) float scores[kMaxQueries * kBatch];
   for (uint32_t block = first; block < last; ++block) {
     const Work work(p.cache, block, p.group, p.splits, p.window);
     const void* query = element_at(tables.dtype, p.query, work.row(p.cache, p.group) * tables.key->head_dim);
@@ -31,7 +31,7 @@ void VectorKeyScores(const KvccMmaKeyScoresParams& p, const KvccVectorTables& ta
 void VectorValueMix(const KvccValueMixParams& p, const KvccVectorTables& tables, uint32_t first, uint32_t last) {
   VectorValueScratch scratch;
   VectorTile tile;
-  alignas(64) float weights[kMaxQueries * kPage];
+  alignas(64) float weights[kMaxQueries * kBatch];
   for (uint32_t block = first; block < last; ++block) {
     const Work work(p.cache, block, p.group, p.splits, p.window);
     VectorValues values(tables, p.cache, work, scratch);
@@ -43,7 +43,7 @@ void VectorAttention(const KvccAttentionParams& p, const KvccVectorTables& table
   VectorKeyScratch key;
   VectorValueScratch value;
   VectorTile tile;
-  alignas(64) float scores[kMaxQueries * kPage];
+  alignas(64) float scores[kMaxQueries * kBatch];
   for (uint32_t block = first; block < last; ++block) {
     const Work work(p.key, block, p.group, p.splits, p.window);
     const void* query = element_at(tables.dtype, p.query, work.row(p.key, p.group) * tables.key->head_dim);

@@ -30,11 +30,11 @@ struct alignas(64) VectorKeyScratch {
   bool turns = false;                                                    ///< cosine and sine are there
 };
 
-/// channels [D, 64] = active^T rows + mean, four channels at a time.
+/// channels [D, tokens] = active^T rows + mean, four channels at a time.
 HWY_NOINLINE void TransformTile(const float* HWY_RESTRICT active, const float* HWY_RESTRICT mean, int dim, int places,
-                                const float* HWY_RESTRICT rows, float* HWY_RESTRICT channels) {
+                                int tokens, const float* HWY_RESTRICT rows, float* HWY_RESTRICT channels) {
   const DF d;
-  for (int token = 0; token < kPage; token += kTokens) {
+  for (int token = 0; token < tokens; token += kTokens) {
     for (int c = 0; c < dim; c += 4) {
       VF sum[4][kTokenVectors];
       KVCC_CPU_UNROLL
@@ -44,7 +44,7 @@ HWY_NOINLINE void TransformTile(const float* HWY_RESTRICT active, const float* H
       }
       const float* HWY_RESTRICT factor = active + c;
       const float* HWY_RESTRICT row = rows + token;
-      for (int i = 0; i < places; ++i, factor += dim, row += kPage) {
+      for (int i = 0; i < places; ++i, factor += dim, row += kBatch) {
         VF z[kTokenVectors];
         KVCC_CPU_UNROLL
         for (int v = 0; v < kTokenVectors; ++v) z[v] = hn::Load(d, row + v * kLanes);
@@ -59,7 +59,7 @@ HWY_NOINLINE void TransformTile(const float* HWY_RESTRICT active, const float* H
       for (int j = 0; j < 4; ++j) {
         KVCC_CPU_UNROLL
         for (int v = 0; v < kTokenVectors; ++v)
-          hn::Store(sum[j][v], d, channels + (c + j) * kPage + token + v * kLanes);
+          hn::Store(sum[j][v], d, channels + (c + j) * kBatch + token + v * kLanes);
       }
     }
   }
@@ -83,7 +83,7 @@ struct VectorSums {
   }
 };
 
-/// Scores [queries, 64] of queries [first, first + kQueries).
+/// Scores of one page, [queries] at strides of kBatch, of queries [first, first + kQueries).
 template <int kQueries>
 HWY_NOINLINE void ScoreVectorRows(const Turning& t, const float* HWY_RESTRICT channels,
                                   const float* HWY_RESTRICT cosines, const float* HWY_RESTRICT sines,
@@ -104,7 +104,7 @@ HWY_NOINLINE void ScoreVectorRows(const Turning& t, const float* HWY_RESTRICT ch
       KVCC_CPU_UNROLL
       for (int v = 0; v < kTokenVectors; ++v) {
         const int at = token + v * kLanes;
-        const VF x = hn::Load(d, channels + a * kPage + at), y = hn::Load(d, channels + b * kPage + at);
+        const VF x = hn::Load(d, channels + a * kBatch + at), y = hn::Load(d, channels + b * kBatch + at);
         const VF c = hn::Load(d, cosines + i * kPage + at), n = hn::Load(d, sines + i * kPage + at);
         s.Add(v, hn::NegMulAdd(y, n, hn::Mul(x, c)), first);
         s.Add(v, hn::MulAdd(x, n, hn::Mul(y, c)), second);
@@ -114,12 +114,12 @@ HWY_NOINLINE void ScoreVectorRows(const Turning& t, const float* HWY_RESTRICT ch
       VF one[kQueries];
       query(c, one);
       KVCC_CPU_UNROLL
-      for (int v = 0; v < kTokenVectors; ++v) s.Add(v, hn::Load(d, channels + c * kPage + token + v * kLanes), one);
+      for (int v = 0; v < kTokenVectors; ++v) s.Add(v, hn::Load(d, channels + c * kBatch + token + v * kLanes), one);
     }
     KVCC_CPU_UNROLL
     for (int g = 0; g < kQueries; ++g) {
       KVCC_CPU_UNROLL
-      for (int v = 0; v < kTokenVectors; ++v) hn::Store(s.sum[g][v], d, scores + g * kPage + token + v * kLanes);
+      for (int v = 0; v < kTokenVectors; ++v) hn::Store(s.sum[g][v], d, scores + g * kBatch + token + v * kLanes);
     }
   }
 }
@@ -127,6 +127,7 @@ HWY_NOINLINE void ScoreVectorRows(const Turning& t, const float* HWY_RESTRICT ch
 /// Scores of the keys of one head, for the queries of a block.
 class VectorKeys {
  public:
+  static constexpr int kPagesAtOnce = kBatchPages;
   VectorKeys(const KvccVectorTables& tables, const KvccCache& cache, const KvccRope& rope, const Work& work,
              const void* query, float multiplier, VectorKeyScratch& scratch)
       : tables_(tables),
@@ -144,24 +145,28 @@ class VectorKeys {
     s_.turns = true;
   }
 
-  /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
-  void score_page(int32_t i, VectorTile& tile, float* HWY_RESTRICT scores) {
+  /// Scores [queries] at strides of kBatch of pages [first, first + count); those of slots that are not visible are
+  /// unspecified.
+  void score_pages(int32_t first, int count, VectorTile& tile, float* HWY_RESTRICT scores) {
     const KvccVectorTensor& t = head_.tensor;
     if (t.transform != 0) {
-      ReadRows<false>(head_, pages_.at(i), tile.offset, tile.rows);
-      TransformTile(t.active + head_.matrix(), t.active_mean + head_.row(), t.head_dim, head_.places(), tile.rows,
-                    tile.channels);
+      ReadRows<false>(head_, pages_, first, count, tile.offset, tile.rows);
+      TransformTile(t.active + head_.matrix(), t.active_mean + head_.row(), t.head_dim, head_.places(), count * kPage,
+                    tile.rows, tile.channels);
     } else {
       if (s_.head != work_.head) FillConstants(head_, tile.channels);
       s_.head = work_.head;
-      ReadRows<true>(head_, pages_.at(i), tile.offset, tile.channels);
+      ReadRows<true>(head_, pages_, first, count, tile.offset, tile.channels);
     }
-    Turn(i + cache_.sink / KVCC_ROPE_BLOCK);
-    for (int first = 0; first < work_.queries; first += 4) {
-      with_queries(work_.queries - first, [&](auto n) {
-        ScoreVectorRows<decltype(n)::value>(turning_, tile.channels, s_.cosine, s_.sine,
-                                            s_.turned + first * turning_.head_dim, scores + first * kPage);
-      });
+    for (int i = 0; i < count; ++i) {
+      Turn(first + i + cache_.sink / KVCC_ROPE_BLOCK);
+      for (int query = 0; query < work_.queries; query += 4) {
+        with_queries(work_.queries - query, [&](auto n) {
+          ScoreVectorRows<decltype(n)::value>(turning_, tile.channels + i * kPage, s_.cosine, s_.sine,
+                                              s_.turned + query * turning_.head_dim,
+                                              scores + query * kBatch + i * kPage);
+        });
+      }
     }
   }
 

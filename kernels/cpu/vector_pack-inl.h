@@ -106,7 +106,7 @@ inline void PackVector(const KvccVectorTensor& tensor, int32_t dtype, const Kvcc
   }
 }
 
-/// channels [D, 64] = inverse rows + mean: sums over coordinates ascending, every product and sum rounded.
+/// channels [D, 64 of kBatch] = inverse rows + mean: sums over coordinates ascending, every product and sum rounded.
 inline void TransformExactly(const VectorHead& head, const float* HWY_RESTRICT rows, float* HWY_RESTRICT channels) {
   const DF d;
   const int dim = head.tensor.head_dim;
@@ -115,9 +115,9 @@ inline void TransformExactly(const VectorHead& head, const float* HWY_RESTRICT r
     for (int t = 0; t < kPage; t += kLanes) {
       VF sum = hn::Zero(d);
       for (int i = 0; i < dim; ++i) {
-        sum = hn::Add(sum, hn::Mul(hn::Set(d, inverse[c * dim + i]), hn::Load(d, rows + i * kPage + t)));
+        sum = hn::Add(sum, hn::Mul(hn::Set(d, inverse[c * dim + i]), hn::Load(d, rows + i * kBatch + t)));
       }
-      hn::Store(hn::Add(sum, hn::Set(d, head.tensor.mean[head.row() + c])), d, channels + c * kPage + t);
+      hn::Store(hn::Add(sum, hn::Set(d, head.tensor.mean[head.row() + c])), d, channels + c * kBatch + t);
     }
   }
 }
@@ -144,11 +144,11 @@ inline void DequantiseVector(const KvccVectorTensor& tensor, const KvccDequantis
     const int32_t tokens = std::min(end, recent) - c.sink;
     for (int32_t token = std::max(begin, c.sink) - c.sink; token < tokens;) {
       const int32_t page = token / KVCC_PAGE_TOKENS;
-      ReadRows<true>(head, VectorPages(c, b.z, head.head).at(page), tile.offset, rows);
+      ReadRows<true>(head, VectorPages(c, b.z, head.head), page, 1, tile.offset, rows);
       if (tensor.transform != 0) TransformExactly(head, tile.rows, tile.channels);
       for (; token < std::min(tokens, (page + 1) * KVCC_PAGE_TOKENS); ++token) {
         float* const to = out + (c.sink + token) * stride;
-        for (int32_t i = 0; i < dim; ++i) to[i] = tile.channels[i * kPage + token % KVCC_PAGE_TOKENS];
+        for (int32_t i = 0; i < dim; ++i) to[i] = tile.channels[i * kBatch + token % KVCC_PAGE_TOKENS];
       }
     }
   }

@@ -75,6 +75,7 @@ VectorTables::VectorTables(const VectorQuantiser& q) : heads_(q.heads), dim_(q.d
         if (!reached[c]) constant_[static_cast<size_t>(h) * dim_ + c] = q.mean[static_cast<size_t>(h) * dim_ + c];
       }
     }
+    add_rest_of_places();
     token_bits_.push_back(bits);
     head_words_.push_back(code_words_);
     code_words_ += vector_page::tile_words(static_cast<uint32_t>(bits));
@@ -152,6 +153,15 @@ void VectorTables::add_quads(const VectorQuantiser& q, const CodeGroup& group, i
     for (int code = 0; code < group.entries(); ++code) {
       for (int i = 0; i < KVCC_VECTOR_ROW; ++i) tables_.push_back(i < width ? value(code, places[at + i]) : 0.0f);
     }
+  }
+}
+
+/// What no quad gives follows in `place_`.
+void VectorTables::add_rest_of_places() {
+  const auto begin = place_.begin() + static_cast<int64_t>(places_.size() - 1) * dim_, end = begin + places_.back();
+  int32_t at = places_.back();
+  for (int32_t i = 0; i < dim_; ++i) {
+    if (std::find(begin, end, i) == end) begin[at++] = i;
   }
 }
 

@@ -30,6 +30,7 @@ class VectorTables {
                                                    const std::vector<CodeGroup>& groups);
   void add_planes(const VectorQuantiser& q, const CodeGroup& group, int first_bit);
   void add_quads(const VectorQuantiser& q, const CodeGroup& group, int first_bit, const std::vector<int>& channels);
+  void add_rest_of_places();
   void add_matrices(const VectorQuantiser& q, int head);
 
   int heads_ = 0, dim_ = 0;

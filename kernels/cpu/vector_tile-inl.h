@@ -6,8 +6,8 @@
 #define KVCC_KERNELS_CPU_VECTOR_TILE_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstdint>
-#include <utility>
 
 #include "formats/layout/vector.h"
 #include "kernels/cpu/decode-inl.h"
@@ -35,7 +35,8 @@ class VectorPages {
 /// A tile's shares as 32-bit words, of all lanes side by side.
 class VectorWords {
  public:
-  VectorWords(const uint8_t* tile, int32_t token_bits) : tile_(reinterpret_cast<const uint32_t*>(tile)) {
+  void Read(const uint8_t* tile, int32_t token_bits) {
+    tile_ = reinterpret_cast<const uint32_t*>(tile);
     const uint32_t bytes = vector_page::lane_bytes(static_cast<uint32_t>(token_bits)), rest = bytes % 4u;
     whole_ = static_cast<int32_t>(bytes / 4u);
     if (rest == 0) return;
@@ -90,27 +91,53 @@ HWY_INLINE VF TableRows(const float* HWY_RESTRICT table, const uint32_t* HWY_RES
 #endif
 }
 
-/// Coordinates of a quad, each to its row of 64 tokens at to(i).
-template <class To>
-HWY_INLINE void ReadQuad(const KvccVectorQuad& quad, const float* HWY_RESTRICT tables,
-                         const uint32_t* HWY_RESTRICT offset, const To& to) {
-  const DF d;
-  const hn::Repartition<double, DF> d64;
-  const float* const table = tables + quad.table;
-  for (int token = 0; token < kPage; token += kLanes) {
-    // Block b of rows r is of token 4 b + r.
-    const VF r0 = TableRows<4>(table, offset + token), r1 = TableRows<4>(table, offset + token + 1);
-    const VF r2 = TableRows<4>(table, offset + token + 2), r3 = TableRows<4>(table, offset + token + 3);
+/// kLanes tokens of a quad's coordinates, a vector each.
+struct QuadVectors {
+  VF z0, z1, z2, z3;
+
+  /// kWide: more than two coordinates; else z2 and z3 are the rows' zeros.
+  template <bool kWide>
+  static HWY_INLINE QuadVectors Read(const float* HWY_RESTRICT table, const uint32_t* HWY_RESTRICT offset) {
+    const DF d;
+    const hn::Repartition<double, DF> d64;
+    // Block b of row r is of token 4 b + r.
+    const VF r0 = TableRows<4>(table, offset), r1 = TableRows<4>(table, offset + 1);
+    const VF r2 = TableRows<4>(table, offset + 2), r3 = TableRows<4>(table, offset + 3);
     const auto low01 = hn::BitCast(d64, hn::InterleaveLower(d, r0, r1));
     const auto low23 = hn::BitCast(d64, hn::InterleaveLower(d, r2, r3));
-    hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, low01, low23)), d, to(0) + token);
-    if (quad.width == 1) continue;
-    hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23)), d, to(1) + token);
-    if (quad.width == 2) continue;
-    const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
-    const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
-    hn::Store(hn::BitCast(d, hn::InterleaveLower(d64, high01, high23)), d, to(2) + token);
-    if (quad.width == 4) hn::Store(hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23)), d, to(3) + token);
+    QuadVectors q;
+    q.z0 = hn::BitCast(d, hn::InterleaveLower(d64, low01, low23));
+    q.z1 = hn::BitCast(d, hn::InterleaveUpper(d64, low01, low23));
+    if constexpr (kWide) {
+      const auto high01 = hn::BitCast(d64, hn::InterleaveUpper(d, r0, r1));
+      const auto high23 = hn::BitCast(d64, hn::InterleaveUpper(d, r2, r3));
+      q.z2 = hn::BitCast(d, hn::InterleaveLower(d64, high01, high23));
+      q.z3 = hn::BitCast(d, hn::InterleaveUpper(d64, high01, high23));
+    } else {
+      q.z2 = q.z3 = hn::Zero(d);
+    }
+    return q;
+  }
+
+ private:
+  HWY_INLINE QuadVectors() {}  // the implicit one would not be of the target (NEON)
+};
+
+/// Coordinates of a quad of `tokens` tokens, each to its row at to(i).
+template <class To>
+HWY_INLINE void ReadQuad(const KvccVectorQuad& quad, const float* HWY_RESTRICT tables,
+                         const uint32_t* HWY_RESTRICT offset, int tokens, const To& to) {
+  const DF d;
+  const float* const table = tables + quad.table;
+  float* const rows[4] = {to(0), quad.width > 1 ? to(1) : nullptr, quad.width > 2 ? to(2) : nullptr,
+                          quad.width > 3 ? to(3) : nullptr};
+  for (int token = 0; token < tokens; token += kLanes) {
+    const QuadVectors q = quad.width > 2 ? QuadVectors::Read<true>(table, offset + token)
+                                         : QuadVectors::Read<false>(table, offset + token);
+    hn::Store(q.z0, d, rows[0] + token);
+    if (quad.width > 1) hn::Store(q.z1, d, rows[1] + token);
+    if (quad.width > 2) hn::Store(q.z2, d, rows[2] + token);
+    if (quad.width > 3) hn::Store(q.z3, d, rows[3] + token);
   }
 }
 
@@ -128,23 +155,41 @@ struct VectorHead {
   size_t matrix() const { return row() * tensor.head_dim; }
 };
 
+/// Pages that are worked on at once: a quad's table is in the fastest cache only while one quad of several pages is.
+constexpr int kBatchPages = 8, kBatch = kBatchPages * kPage;
+
 struct alignas(64) VectorTile {
-  uint32_t offset[kPage];
-  float rows[kMaxHeadDim * kPage];      ///< [coordinate or channel, 64]
-  float channels[kMaxHeadDim * kPage];  ///< [channel, 64]
+  uint32_t offset[kBatch];
+  float rows[kMaxHeadDim * kBatch];      ///< [coordinate or channel, kBatch]
+  float channels[kMaxHeadDim * kBatch];  ///< [channel, kBatch]
 };
 
-/// A tile's rows: by place, or where place() puts them.
+/// The words of pages [first, first + count), count at most kBatchPages.
+class VectorBatchWords {
+ public:
+  VectorBatchWords(const VectorHead& head, const VectorPages& pages, int32_t first, int count) : count_(count) {
+    for (int i = 0; i < count; ++i) words_[i].Read(pages.at(first + i), head.tensor.token_bits[head.head]);
+  }
+  HWY_INLINE void Offsets(const KvccVectorQuad& quad, uint32_t* HWY_RESTRICT out) const {
+    for (int i = 0; i < count_; ++i) words_[i].Offsets(quad, out + i * kPage);
+  }
+
+ private:
+  int count_;
+  VectorWords words_[kBatchPages];
+};
+
+/// Rows of pages [first, first + count): by place, or where place() puts them.
 template <bool kPlaced>
-HWY_INLINE void ReadRows(const VectorHead& head, const uint8_t* tile, uint32_t* HWY_RESTRICT offset,
-                         float* HWY_RESTRICT rows) {
-  const VectorWords words(tile, head.tensor.token_bits[head.head]);
+HWY_INLINE void ReadRows(const VectorHead& head, const VectorPages& pages, int32_t first, int count,
+                         uint32_t* HWY_RESTRICT offset, float* HWY_RESTRICT rows) {
+  const VectorBatchWords words(head, pages, first, count);
   const int32_t* const place = head.place();
   for (const KvccVectorQuad& quad : head) {
     words.Offsets(quad, offset);
-    ReadQuad(quad, head.tensor.tables, offset, [&](int i) {
+    ReadQuad(quad, head.tensor.tables, offset, count * kPage, [&](int i) {
       const int at = quad.first + i;
-      return rows + (kPlaced ? place[at] : at) * kPage;
+      return rows + (kPlaced ? place[at] : at) * kBatch;
     });
   }
 }
@@ -152,10 +197,9 @@ HWY_INLINE void ReadRows(const VectorHead& head, const uint8_t* tile, uint32_t* 
 /// Rows of `constant` for what no quad gives; the others are left alone.
 inline void FillConstants(const VectorHead& head, float* HWY_RESTRICT rows) {
   const float* const constant = head.tensor.constant + head.row();
-  bool given[kMaxHeadDim] = {};
-  for (int i = 0; i < head.places(); ++i) given[head.place()[i]] = true;
-  for (int c = 0; c < head.tensor.head_dim; ++c) {
-    if (!given[c]) std::fill(rows + c * kPage, rows + (c + 1) * kPage, constant[c]);
+  for (int i = head.places(); i < head.tensor.head_dim; ++i) {
+    const int c = head.place()[i];
+    std::fill(rows + c * kBatch, rows + (c + 1) * kBatch, constant[c]);
   }
 }
 

@@ -9,6 +9,7 @@
 #define KVCC_KERNELS_CPU_VECTOR_VALUES_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/vector_tile-inl.h"
@@ -17,35 +18,53 @@ HWY_BEFORE_NAMESPACE();
 namespace kvcc::cpu::HWY_NAMESPACE {
 
 struct alignas(64) VectorValueScratch {
-  float sum[kMaxHeadDim * 16 * 16];  ///< [quad, query, token of a vector, coordinate]
+  float sum[kMaxHeadDim * 16 * 16];  ///< [place, query, lane]: of tokens that a lane had
   float other[16 * kMaxHeadDim];     ///< [query, channel]: exact rows
-  float spread[16 * kPage * 4];      ///< [query, token, 4]: weights
   float weights[16 * 16];            ///< [query, lane]: sums of the weights of packed tokens
 };
 
-/// Sums of one quad for queries [first, first + kQueries). sums: of the quad's first query.
-template <int kQueries>
-HWY_NOINLINE void MixQuad(const float* HWY_RESTRICT table, const uint32_t* HWY_RESTRICT offset,
-                          const float* HWY_RESTRICT spread, float* HWY_RESTRICT sums) {
+/// Queries whose sums over a quad's coordinates registers hold.
+constexpr int kMixQueries = kLanes == 16 ? 4 : 2;
+
+/// Sums of one quad over `tokens` tokens, for kQueries queries; sums: of the quad's first place and these queries,
+/// places `step` apart. kWide: more than two coordinates.
+template <int kQueries, bool kWide>
+HWY_NOINLINE void MixQuad(const float* HWY_RESTRICT table, const uint32_t* HWY_RESTRICT offset, int tokens,
+                          const float* HWY_RESTRICT weights, int width, ptrdiff_t step, float* HWY_RESTRICT sums) {
   const DF d;
-  VF sum[kQueries];
+  constexpr int kMost = kWide ? 4 : 2;
+  VF sum[kMost][kQueries];
   KVCC_CPU_UNROLL
-  for (int g = 0; g < kQueries; ++g) sum[g] = hn::Load(d, sums + g * 16);
-  constexpr int kEach = kLanes / 4;  // tokens of a vector
-  for (int token = 0; token < kPage; token += kEach) {
-    const VF row = TableRows<1>(table, offset + token);
+  for (int i = 0; i < kMost; ++i) {
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) sum[i][g] = i < width ? hn::Load(d, sums + i * step + g * 16) : hn::Zero(d);
+  }
+  for (int token = 0; token < tokens; token += kLanes) {
+    const QuadVectors q = QuadVectors::Read<kWide>(table, offset + token);
     KVCC_CPU_UNROLL
     for (int g = 0; g < kQueries; ++g) {
-      sum[g] = hn::MulAdd(row, hn::Load(d, spread + g * kPage * 4 + token * 4), sum[g]);
+      const VF w = hn::Load(d, weights + g * kBatch + token);
+      sum[0][g] = hn::MulAdd(q.z0, w, sum[0][g]);
+      sum[1][g] = hn::MulAdd(q.z1, w, sum[1][g]);
+      if constexpr (kWide) {
+        sum[2][g] = hn::MulAdd(q.z2, w, sum[2][g]);
+        sum[3][g] = hn::MulAdd(q.z3, w, sum[3][g]);
+      }
     }
   }
   KVCC_CPU_UNROLL
-  for (int g = 0; g < kQueries; ++g) hn::Store(sum[g], d, sums + g * 16);
+  for (int i = 0; i < kMost; ++i) {
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      if (i < width) hn::Store(sum[i][g], d, sums + i * step + g * 16);
+    }
+  }
 }
 
 /// Weighted sums of one head's values, for the queries of a block.
 class VectorValues {
  public:
+  static constexpr int kPagesAtOnce = kBatchPages;
   VectorValues(const KvccVectorTables& tables, const KvccCache& cache, const Work& work, VectorValueScratch& scratch)
       : cache_(cache),
         work_(work),
@@ -53,34 +72,37 @@ class VectorValues {
         head_{*tables.value, work.head},
         dim_(tables.value->head_dim),
         pages_(cache, work.sequence, work.head) {
-    const auto quads = static_cast<size_t>(head_.end() - head_.begin()), queries = static_cast<size_t>(work.queries);
-    std::memset(s_.sum, 0, sizeof(float) * 16 * quads * queries);
+    const auto queries = static_cast<size_t>(work.queries);
+    std::memset(s_.sum, 0, sizeof(float) * 16 * static_cast<size_t>(head_.places()) * queries);
     std::memset(s_.other, 0, sizeof(float) * static_cast<size_t>(dim_) * queries);
     std::memset(s_.weights, 0, sizeof s_.weights);
   }
 
-  /// Adds page i. weights [queries, 64], finite, 0 where a slot is not visible.
-  void add_page(int32_t i, VectorTile& tile, const float* HWY_RESTRICT weights) {
+  /// Adds pages [first, first + count). weights [queries] at strides of kBatch, finite, 0 where a slot is not visible.
+  void add_pages(int32_t first, int count, VectorTile& tile, const float* HWY_RESTRICT weights) {
     const DF d;
-    const int queries = work_.queries;
+    const int queries = work_.queries, tokens = count * kPage;
     for (int g = 0; g < queries; ++g) {
       VF sum = hn::Load(d, s_.weights + 16 * g);
-      KVCC_CPU_UNROLL
-      for (int t = 0; t < kPage; t += kLanes) sum = hn::Add(sum, hn::LoadU(d, weights + g * kPage + t));
+      for (int t = 0; t < tokens; t += kLanes) sum = hn::Add(sum, hn::Load(d, weights + g * kBatch + t));
       hn::Store(sum, d, s_.weights + 16 * g);
-      for (int t = 0; t < kPage; ++t) store_four(weights[g * kPage + t], s_.spread + (g * kPage + t) * 4);
     }
-    const VectorWords words(pages_.at(i), head_.tensor.token_bits[work_.head]);
-    float* sums = s_.sum;
+    const VectorBatchWords words(head_, pages_, first, count);
+    const ptrdiff_t step = 16 * queries;
     for (const KvccVectorQuad& quad : head_) {
       words.Offsets(quad, tile.offset);
-      for (int first = 0; first < queries; first += 4) {
-        with_queries(queries - first, [&](auto n) {
-          MixQuad<decltype(n)::value>(head_.tensor.tables + quad.table, tile.offset, s_.spread + first * kPage * 4,
-                                      sums + first * 16);
+      const float* const table = head_.tensor.tables + quad.table;
+      for (int query = 0; query < queries; query += kMixQueries) {
+        float* const sums = s_.sum + quad.first * step + query * 16;
+        with_queries(std::min(queries - query, kMixQueries), [&](auto n) {
+          constexpr int kQueries = std::min<int>(decltype(n)::value, kMixQueries);
+          if (quad.width > 2) {
+            MixQuad<kQueries, true>(table, tile.offset, tokens, weights + query * kBatch, quad.width, step, sums);
+          } else {
+            MixQuad<kQueries, false>(table, tile.offset, tokens, weights + query * kBatch, quad.width, step, sums);
+          }
         });
       }
-      sums += 16 * queries;
     }
   }
 
@@ -98,8 +120,7 @@ class VectorValues {
     const DF d;
     const VF f = hn::Set(d, factor);
     const auto times = [&](float* to) HWY_ATTR { hn::Store(hn::Mul(hn::Load(d, to), f), d, to); };
-    const auto quads = head_.end() - head_.begin();
-    for (ptrdiff_t i = 0; i < quads; ++i) times(s_.sum + (i * work_.queries + g) * 16);
+    for (int i = 0; i < head_.places(); ++i) times(s_.sum + (i * work_.queries + g) * 16);
     for (int c = 0; c < dim_; c += kLanes) times(s_.other + g * dim_ + c);
     times(s_.weights + 16 * g);
   }
@@ -112,22 +133,16 @@ class VectorValues {
     const float* const other = s_.other + g * dim_;
     const float* const mean = t.transform != 0 ? t.active_mean + head_.row() : t.constant + head_.row();
     for (int c = 0; c < dim_; ++c) out[c] = other[c] + weight * mean[c];
-    const float* from = s_.sum + 16 * g;
-    for (const KvccVectorQuad& quad : head_) {
-      for (int i = 0; i < quad.width; ++i) {
-        float z = from[i];
-        for (int lane = 4; lane < kLanes; lane += 4) z += from[lane + i];
-        const int place = quad.first + i;
-        if (t.transform == 0) {
-          out[head_.place()[place]] += z;
-          continue;
-        }
-        const float* HWY_RESTRICT row = t.active + head_.matrix() + static_cast<size_t>(place) * dim_;
-        for (int c = 0; c < dim_; c += kLanes) {
-          hn::StoreU(hn::MulAdd(hn::Set(d, z), hn::LoadU(d, row + c), hn::LoadU(d, out + c)), d, out + c);
-        }
+    for (int i = 0; i < head_.places(); ++i) {
+      const float z = hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s_.sum + (i * work_.queries + g) * 16)));
+      if (t.transform == 0) {
+        out[head_.place()[i]] += z;
+        continue;
       }
-      from += 16 * work_.queries;
+      const float* HWY_RESTRICT row = t.active + head_.matrix() + static_cast<size_t>(i) * dim_;
+      for (int c = 0; c < dim_; c += kLanes) {
+        hn::StoreU(hn::MulAdd(hn::Set(d, z), hn::LoadU(d, row + c), hn::LoadU(d, out + c)), d, out + c);
+      }
     }
   }
 
