@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "formats/codec/vector_codec.h"
+#include "calib/eval/vector_quantiser.h"
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -19,21 +19,31 @@ std::vector<T> row_of(const std::vector<T>& all, size_t row, size_t size) {
 
 }  // namespace
 
+VectorQuantiser vector_quantiser(const Codebook& codebook, size_t row, CacheTensor tensor) {
+  const bool key = tensor == CacheTensor::key;
+  const TensorCodebooks& stored = key ? codebook.key : codebook.value;
+  const CacheShape& shape = codebook.model.shape;
+  const size_t n = static_cast<size_t>(stored.coordinates), all = n * stored.units;
+  const std::vector<size_t> offsets = vector_offsets(stored, shape.layers);
+  const auto* begin = stored.vectors.data();
+  return {shape.kv_heads,
+          key ? shape.head_dim : shape.value_head_dim,
+          stored.units,
+          row_of(stored.rotation_mean, row, all),
+          row_of(stored.forward, row, all * n),
+          row_of(stored.inverse, row, all * n),
+          row_of(stored.group_width, row, all),
+          row_of(stored.group_bits, row, all),
+          std::vector<float>(begin + offsets[row], begin + offsets[row + 1])};
+}
+
 std::shared_ptr<const TensorCodec> codec_of(const Codebook& codebook, size_t row, CacheTensor tensor) {
   const bool key = tensor == CacheTensor::key;
   const TensorScheme& scheme = key ? codebook.scheme.key : codebook.scheme.value;
   const TensorCodebooks& stored = key ? codebook.key : codebook.value;
   const CacheShape& shape = codebook.model.shape;
   const int heads = shape.kv_heads, dim = key ? shape.head_dim : shape.value_head_dim;
-  if (scheme.grid == Grid::vector) {
-    const size_t n = static_cast<size_t>(stored.coordinates), all = n * stored.units;
-    const std::vector<size_t> offsets = vector_offsets(stored, shape.layers);
-    const auto* begin = stored.vectors.data();
-    return make_codec(VectorQuantiser{heads, dim, stored.units, row_of(stored.rotation_mean, row, all),
-                                      row_of(stored.forward, row, all * n), row_of(stored.inverse, row, all * n),
-                                      row_of(stored.group_width, row, all), row_of(stored.group_bits, row, all),
-                                      std::vector<float>(begin + offsets[row], begin + offsets[row + 1])});
-  }
+  if (scheme.grid == Grid::vector) return make_codec(vector_quantiser(codebook, row, tensor));
   if (scheme.grid == Grid::full) return make_half_codec(heads, dim);
   const size_t channels = static_cast<size_t>(heads) * dim;
   LevelTable table{heads, stored.codes, row_of(stored.codebook, row, static_cast<size_t>(heads) * stored.codes),

@@ -40,6 +40,7 @@ std::span<const Verb> verbs() {
       {"ablate", "perplexity, KL and stability of codebooks against samples, length, text and seed", true},
       {"merge", "joins activations of runs over other text or from other machines", false},
       {"fit", "codebooks, thresholds and scales from activations", false},
+      {"refine", "vector codebooks tuned by gradient against the model's own predictions", true},
       {"fit-weights", "quantised weights of a model, alone or for joint evaluation with a cache", true},
       {"compile", "CUDA kernels from a codebook artifact", false},
       {"inspect", "what a file of kvcc holds: provenance, statistics, codebooks", false},

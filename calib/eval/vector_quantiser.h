@@ -1,0 +1,14 @@
+// The vector codebooks that an artifact holds of one tensor of one layer.
+#pragma once
+
+#include <cstddef>
+
+#include "calib/eval/simulated_cache.h"
+#include "formats/codec/vector_codec.h"
+
+namespace kvcc {
+
+/// Of row `row` (of codebook.layer_index); the scheme has vector codebooks.
+VectorQuantiser vector_quantiser(const Codebook& codebook, size_t row, CacheTensor tensor);
+
+}  // namespace kvcc
