@@ -37,7 +37,7 @@ struct Options {
   bool evaluate = false, beyond_context = false;
   // collect
   kvcc::cli::TextOptions text;
-  std::string acts_dtype = "f32", recompute = "auto", on_nonfinite = "stop", max_memory;
+  std::string dtype = "f32", acts_dtype = "f32", recompute = "auto", on_nonfinite = "stop", max_memory;
   int64_t samples = 16, seqlen = 2048, seed = 0;
   // eval
   std::string eval_dataset, eval_ids, html;
@@ -57,6 +57,8 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--samples", o.samples, "calibration samples")->capture_default_str();
   app.add_option("--seqlen", o.seqlen, "tokens a sample")->capture_default_str();
   app.add_option("--seed", o.seed, "seed of the sampling")->capture_default_str();
+  app.add_option("--dtype", o.dtype, "arithmetic of collecting: f32, or bf16 where the processor has it")
+      ->capture_default_str();
   app.add_option("--acts-dtype", o.acts_dtype, "stored activations: f32 or bf16")->capture_default_str();
   app.add_option("--recompute", o.recompute, "auto, on or off")->capture_default_str();
   app.add_option("--on-nonfinite", o.on_nonfinite, "stop or skip")->capture_default_str();
@@ -205,6 +207,8 @@ class Calibration {
                                std::to_string(o_.seqlen),
                                "--seed",
                                std::to_string(o_.seed),
+                               "--dtype",
+                               o_.dtype,
                                "--acts-dtype",
                                o_.acts_dtype,
                                "--recompute",

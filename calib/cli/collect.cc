@@ -12,6 +12,8 @@
 #include "calib/cli/run_status.h"
 #include "calib/cli/text_source.h"
 #include "calib/collect/collect.h"
+#include "calib/collect/probe.h"
+#include "calib/model/arithmetic.h"
 #include "calib/model/memory.h"
 #include "calib/model/quantised_model.h"
 #include "formats/cli/program.h"
@@ -52,7 +54,12 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed, "Seed of the sampling")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, INT64_MAX).description(""));
-  app.add_option("--dtype", o.dtype, "Arithmetic: f32")->capture_default_str()->check(among({"f32"}));
+  app.add_option(
+         "--dtype", o.dtype,
+         "Arithmetic: f32, or bf16 for products in bf16 with f32 sums (faster where the processor has AVX-512-BF16 or "
+         "AMX)")
+      ->capture_default_str()
+      ->check(among({"f32", "bf16"}));
   app.add_option("--acts-dtype", o.acts_dtype, "Stored activations: f32 or bf16 (half the disk)")
       ->capture_default_str()
       ->check(among({"f32", "bf16"}));
@@ -67,6 +74,11 @@ void define(CLI::App& app, Options& o) {
   app.add_flag("--beyond-context", o.beyond_context,
                "Allow a --seqlen above the model's context; its RoPE is used unchanged");
   app.add_flag("--no-fisher", o.no_fisher, "Keys and values only, no backward pass");
+}
+
+std::string human_seconds(double seconds) {
+  if (seconds < 100) return fmt::format("{:.0f} s", seconds);
+  return seconds < 6000 ? fmt::format("{:.0f} min", seconds / 60) : fmt::format("{:.1f} h", seconds / 3600);
 }
 
 class Collection {
@@ -85,6 +97,8 @@ class Collection {
     if (options_.max_memory == 0 && run.launch.local_size > 1) {
       options_.max_memory = kvcc::available_memory() / static_cast<uint64_t>(run.launch.local_size);
     }
+    if (o_.dtype == "bf16") kvcc::require_bf16("--dtype bf16");
+    options_.bf16 = o_.dtype == "bf16";
     options_.resume = common_.resume;
     options_.force = common_.force;
     options_.skip_nonfinite = o_.on_nonfinite == "skip";
@@ -97,9 +111,12 @@ class Collection {
     if (!files_.left_out.empty()) spdlog::info("{}: {}", o_.model, files_.left_out);
     kvcc::cli::check_context(o_.seqlen, files_.config.max_position, o_.beyond_context);
     samples_ = source_->draw(o_.samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
+    const auto start = std::chrono::steady_clock::now();
     settings_.model = kvcc::model_info(files_);
+    const double hashing = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     settings_.decoder_json = kvcc::decoder_json(files_.config);
     if (!o_.weights.empty()) set_weights();
+    if (options_.bf16) note_in_decoder("products", "bf16");
     settings_.samples = static_cast<int64_t>(samples_.ids.size());
     if (o_.samples > settings_.samples) settings_.samples_asked = o_.samples;
     settings_.seqlen = o_.seqlen;
@@ -115,7 +132,7 @@ class Collection {
     options_.self_samples = samples_.self_samples;
     const kvcc::CollectPlan plan = kvcc::plan_collect(files_, settings_, options_);
     if (common_.dry_run) {
-      if (run_.first()) print_plan(plan);
+      if (run_.first()) print_plan(plan, hashing + seconds(plan));
       return 0;
     }
     if (samples_.self_samples > 0) sample_self();
@@ -130,8 +147,13 @@ class Collection {
   void set_weights() {
     weights_ = kvcc::read_weights_for(o_.weights, files_, settings_.model);
     options_.weights = &*weights_;
+    note_in_decoder("quantised_weights", weights_->content_sha256);
+  }
+
+  /// What else decides the activations: a folder is gone on with, or merged, where it is the same.
+  void note_in_decoder(const char* name, const std::string& value) {
     Json decoder = kvcc::parse_json<Json>(settings_.decoder_json, "the decoder");
-    decoder["quantised_weights"] = weights_->content_sha256;
+    decoder[name] = value;
     settings_.decoder_json = decoder.dump();
   }
 
@@ -189,24 +211,36 @@ class Collection {
     return fmt::format("{} of {}{}", settings_.samples, settings_.lengths.empty() ? "" : "at most ", settings_.seqlen);
   }
 
-  void print_plan(const kvcc::CollectPlan& plan) const {
+  /// From running a little; what the ids are does not matter.
+  double seconds(const kvcc::CollectPlan& plan) const {
+    std::vector<int32_t> ids = samples_.ids.empty() ? std::vector<int32_t>() : samples_.ids.front();
+    if (ids.empty()) ids.assign(static_cast<size_t>(o_.seqlen), 0);
+    return kvcc::estimate_seconds(files_, settings_, options_, plan, ids);
+  }
+
+  void print_plan(const kvcc::CollectPlan& plan, double seconds) const {
     if (common_.json) {
       kvcc::cli::print_json({{"tokens", plan.tokens},
                              {"samples", settings_.samples},
                              {"seqlen", settings_.seqlen},
                              {"disk_bytes", plan.disk_bytes},
                              {"peak_memory_bytes", plan.peak_bytes},
+                             {"seconds", seconds},
                              {"memory_limit_bytes", plan.memory_limit},
-                             {"recompute", plan.recompute}});
+                             {"recompute", plan.recompute},
+                             {"streamed", plan.streamed}});
       return;
     }
-    const std::string text = kvcc::cli::table({{"plan", ""},
-                                               {"text", settings_.text_name},
-                                               {"samples", samples_text()},
-                                               {"tokens", std::to_string(plan.tokens)},
-                                               {"disk", kvcc::human_bytes(plan.disk_bytes)},
-                                               {"peak memory, about", kvcc::human_bytes(plan.peak_bytes)},
-                                               {"recompute", plan.recompute ? "on" : "off"}});
+    const std::string text = kvcc::cli::table(
+        {{"plan", ""},
+         {"text", settings_.text_name},
+         {"samples", samples_text()},
+         {"tokens", std::to_string(plan.tokens)},
+         {"disk", kvcc::human_bytes(plan.disk_bytes)},
+         {"peak memory, about", kvcc::human_bytes(plan.peak_bytes)},
+         {"time, about", human_seconds(seconds) + (samples_.self_samples > 0 ? " after sampling" : "")},
+         {"recompute", plan.recompute ? "on" : "off"},
+         {"weights", plan.streamed ? "left in their files" : "in memory"}});
     std::fputs(text.c_str(), stdout);
   }
 

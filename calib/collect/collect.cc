@@ -10,13 +10,12 @@
 #include <optional>
 
 #include "calib/collect/crew.h"
+#include "calib/collect/plan.h"
 #include "calib/collect/sample_pass.h"
 #include "calib/collect/shard_queue.h"
 #include "calib/model/decoder.h"
 #include "calib/model/errors.h"
-#include "calib/model/memory.h"
 #include "calib/model/quantised_model.h"
-#include "calib/model/self_sample.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/core/text.h"
@@ -26,55 +25,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "shards and ids are little-endian");
 
-constexpr size_t kShardsInFlight = 3;
-
-uint64_t peak_bytes(const ModelFiles& files, const ActivationsSettings& s, bool recompute) {
-  const DecoderConfig& c = files.config;
-  const uint64_t layer = saved_bytes_per_token(c, s.seqlen) * s.seqlen;
-  const uint64_t inputs = static_cast<uint64_t>(c.hidden) * sizeof(float) * s.seqlen * c.layers;
-  const uint64_t passing = sizeof(float) * s.seqlen * (4 * c.hidden + 3 * c.feed_forward);  // gradients under way
-  const uint64_t logits = 3ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
-  ActivationsSettings longest = s;  // a sample of seqlen tokens
-  longest.samples = 1;
-  longest.lengths.clear();
-  const uint64_t shard = activations_bytes(longest) / s.layer_index.size();
-  const uint64_t kept = !s.fisher ? layer : recompute ? inputs + layer : layer * c.layers;
-  // A quarter more for what the allocator can't reuse (measured on SmolLM2: 3.4 GiB at 2,048 tokens).
-  return loaded_bytes(files) + kept + kept / 4 + std::max(passing, s.fisher ? logits : 0) + 2 * kShardsInFlight * shard;
-}
-
 std::vector<float> values(const at::Tensor& x) {
   if (!x.defined()) return {};
   const at::Tensor flat = x.contiguous();
   return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
 }
-
-}  // namespace
-
-CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& settings, const CollectOptions& options) {
-  CollectPlan plan;
-  plan.tokens = settings.tokens();
-  plan.disk_bytes = activations_bytes(settings);
-  plan.memory_limit = options.max_memory != 0 ? options.max_memory : available_memory();
-  const uint64_t decoded = options.weights != nullptr ? projection_bytes(files) : 0;
-  const uint64_t whole = decoded + peak_bytes(files, settings, false);
-  plan.recompute = options.recompute == Recompute::on ||
-                   (options.recompute == Recompute::automatic && settings.fisher && whole > plan.memory_limit);
-  plan.peak_bytes = plan.recompute ? decoded + peak_bytes(files, settings, true) : whole;
-  const std::string option = options.max_memory != 0 ? "--max-memory" : "";
-  require_memory(files.path, plan.peak_bytes, plan.memory_limit, option,
-                 plan.recompute || !settings.fisher ? "a smaller --seqlen makes it smaller"
-                                                    : "--recompute on or a smaller --seqlen makes it smaller");
-  if (options.self_samples > 0) {  // sampling comes first, and all samples are sampled together
-    const uint64_t sampling = self_sample_bytes(files, options.self_samples, settings.seqlen);
-    require_memory(files.path + ": sampling", sampling, plan.memory_limit, option,
-                   "fewer --samples or a smaller --seqlen make it smaller");
-    plan.peak_bytes = std::max(plan.peak_bytes, sampling);
-  }
-  return plan;
-}
-
-namespace {
 
 /// What is there of each sample, and what is to be done.
 CollectState state_of(const SampleCrew& crew, const ActivationsSettings& settings, uint64_t units, size_t left_out) {
@@ -123,7 +78,7 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
   while (const std::optional<int> taken = crew.next()) {
     const int s = *taken;
     if (!decoder) {
-      decoder.emplace(files);
+      decoder.emplace(files, DecoderOptions{plan.streamed, options.bf16});
       if (options.weights != nullptr) use_weights(*decoder, files, *options.weights);
     }
     const std::vector<int>& missing = crew.open().at(s);

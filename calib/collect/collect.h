@@ -20,6 +20,7 @@ struct CollectOptions {
   Recompute recompute = Recompute::automatic;
   uint64_t max_memory = 0;  ///< bytes; 0: what the machine has available
   bool resume = false, force = false;
+  bool bf16 = false;            ///< DecoderOptions::bf16; settings.decoder_json says so
   bool skip_nonfinite = false;  ///< leave samples with NaN or infinity out instead of stopping
   /// In place of the model's projections (read_weights_for); settings.decoder_json names them. May be null; not owned.
   const QuantisedWeights* weights = nullptr;
@@ -32,13 +33,14 @@ struct CollectOptions {
 struct CollectPlan {
   int64_t tokens = 0;
   uint64_t disk_bytes = 0;  ///< of all shards
-  uint64_t peak_bytes = 0;  ///< estimate of the resident memory
+  uint64_t peak_bytes = 0;  ///< estimate of the resident memory, pages of the weights' files included
   uint64_t memory_limit = 0;
   bool recompute = false;  ///< as resolved
+  bool streamed = false;   ///< DecoderOptions::streamed
 };
 
-/// `automatic` keeps all activations when they fit and recomputes otherwise. Throws Error(resource) when the run can't
-/// fit into memory, naming the options that make it smaller.
+/// What fits is kept: first the weights are left in their files, then activations are made again (under `automatic`),
+/// then both. Throws Error(resource) when the run can't fit into memory, naming the options that make it smaller.
 CollectPlan plan_collect(const ModelFiles& files, const ActivationsSettings& settings, const CollectOptions& options);
 
 struct CollectReport {

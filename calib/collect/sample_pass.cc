@@ -75,14 +75,16 @@ class Pass {
                                     : "not finite in the model's weights: " + weights);
   }
 
-  /// Runs a layer; with a gradient when `differentiable`.
-  Kept run_layer(int layer, const at::Tensor& input, bool differentiable) const {
+  /// Runs a layer; with a gradient when `differentiable`. `again`: what it returns is known, its gradient is not.
+  Kept run_layer(int layer, const at::Tensor& input, bool differentiable, bool again = false) const {
     const at::AutoGradMode mode(differentiable);
     RecordTap tap(first_);
     Kept kept;
     const bool for_weights = options_.weights_from >= 0;
     kept.input = differentiable && (for_weights || layer > first_) ? input.detach().requires_grad_() : input.detach();
-    kept.output = decoder_.layer(layer, kept.input, angles_, for_weights ? nullptr : &tap);
+    KvTap* const watched = for_weights ? nullptr : &tap;
+    kept.output = again ? decoder_.layer_again(layer, kept.input, angles_, watched)
+                        : decoder_.layer(layer, kept.input, angles_, watched);
     kept.key = tap.key;
     kept.value = tap.value;
     return kept;
@@ -109,6 +111,7 @@ class Pass {
       } else {
         kept_.push_back(std::move(kept));
       }
+      decoder_.release();
       if (options_.progress) options_.progress(1);
     }
     return x;
@@ -121,18 +124,19 @@ class Pass {
     const at::Tensor output = decoder_.final_norm(input);
     const at::Tensor normed = output.detach()[0];
     const int64_t predictions = normed.size(0) - 1, chunk = logits_chunk_rows(decoder_.config());
+    const at::Tensor head = decoder_.head();
     at::Tensor gradient = at::zeros_like(normed);  // the last token predicts nothing: its row stays zero
     const at::AutoGradMode without(false);
     for (int64_t begin = 0; begin < predictions; begin += chunk) {
       check_interrupt();
       const int64_t rows = std::min(chunk, predictions - begin);
-      const at::Tensor logits = decoder_.logits(normed.narrow(0, begin, rows));
+      const at::Tensor logits = decoder_.logits(normed.narrow(0, begin, rows), head);
       at::Tensor share = at::log_softmax(logits, -1);
       const at::Tensor labels = ids_[0].narrow(0, begin + 1, rows).unsqueeze(1);
       loss -= share.gather(1, labels).to(at::kDouble).sum().item<double>();
       share.exp_();
       share.scatter_add_(1, labels, at::full({rows, 1}, -1.0, at::kFloat));
-      gradient.narrow(0, begin, rows).copy_(decoder_.logits_backward(share, logits));
+      gradient.narrow(0, begin, rows).copy_(decoder_.logits_backward(share, logits, head));
     }
     if (!std::isfinite(loss)) {
       const std::string weights = decoder_.nonfinite_weights(-1);
@@ -147,10 +151,11 @@ class Pass {
   void weights_backward(at::Tensor gradient) {
     for (int l = decoder_.layers() - 1; l >= options_.weights_from; --l) {
       check_interrupt();
-      const Kept kept = run_layer(l, kept_[l].input, true);
+      const Kept kept = run_layer(l, kept_[l].input, true, true);
       kept_[l] = {};
       gradient = torch::autograd::grad({kept.output}, {kept.input}, {gradient})[0];
       check(gradient[0], l, "gradient");
+      decoder_.release();
       if (options_.progress) options_.progress(2);
     }
   }
@@ -160,7 +165,7 @@ class Pass {
       check_interrupt();
       Kept kept = std::move(kept_.back());
       kept_.pop_back();
-      if (options_.recompute && l >= first_) kept = run_layer(l, kept.input, true);
+      if (options_.recompute && l >= first_) kept = run_layer(l, kept.input, true, true);
       const bool cached = kept.key.defined() && l >= first_;
       std::vector<at::Tensor> wanted;
       if (cached) wanted = {kept.key, kept.value};
@@ -176,6 +181,7 @@ class Pass {
           options_.done(l, acts);
         }
       }
+      decoder_.release();
       if (options_.progress) options_.progress(2);
     }
   }

@@ -24,27 +24,54 @@ uint64_t KvCache::bytes(const DecoderConfig& c, int64_t batch, int64_t capacity)
   return sizeof(float) * c.cached_layers().size() * batch * c.kv_heads * capacity * (c.head_dim + c.value_head_dim);
 }
 
-Decoder::Decoder(const ModelFiles& files) : files_(files), rope_(files.config.rope) { load_all(); }
+Decoder::Decoder(const ModelFiles& files, DecoderOptions options)
+    : files_(files), options_(options), rope_(files.config.rope) {
+  load_all();
+}
 
 void Decoder::load_all() {
-  const auto adds_one = [&](const ExpectedTensor& tensor) {
-    constexpr Part kNorms[] = {Part::attention_norm,  Part::attention_post_norm, Part::mlp_norm,
-                               Part::mlp_post_norm,   Part::query_norm,          Part::key_norm,
-                               Part::query_down_norm, Part::latent_norm,         Part::final_norm};
-    return config().norm_adds_one && std::find(std::begin(kNorms), std::end(kNorms), tensor.part) != std::end(kNorms);
-  };
-  layers_.resize(static_cast<size_t>(config().layers));
+  const int64_t layers = options_.layers > 0 ? std::min<int64_t>(options_.layers, config().layers) : config().layers;
+  layers_.resize(static_cast<size_t>(layers));
   const Architecture& architecture = find_architecture(config().architecture, files_.path);
+  std::string embedding;
   for (const ExpectedTensor& tensor : expected_tensors(architecture, config())) {
-    DecoderLayer& layer = tensor.layer < 0 ? ends_ : layers_[static_cast<size_t>(tensor.layer)];
-    at::Tensor weight = load(tensor.hf);
-    if (adds_one(tensor)) weight = 1.0 + weight;
-    layer.named.emplace_back(tensor.hf, weight);
-    if (tensor.expert >= 0) layer.experts.resize(static_cast<size_t>(config().experts.count));
-    Linear& part = linear_of(tensor);
-    (tensor.is_bias ? part.bias : part.weight) = weight;
+    if (tensor.layer >= layers) continue;
+    load(tensor);
+    release();  // what was converted is not read again
+    if (tensor.part == Part::embedding) embedding = tensor.hf;
   }
-  head_ = config().tied_embeddings ? ends_[Part::embedding].weight : ends_[Part::head].weight;
+  head_ = ends_[config().tied_embeddings ? Part::embedding : Part::head];
+  if (!config().tied_embeddings || !options_.bf16) return;
+  if (options_.streamed) {
+    head_.stored = std::make_shared<StoredWeight>(*files_.tensors, embedding, at::kBFloat16);
+  } else {
+    head_.weight = read_weight(*files_.tensors, embedding, at::kBFloat16);
+  }
+}
+
+void Decoder::load(const ExpectedTensor& tensor) {
+  constexpr Part kNorms[] = {Part::attention_norm,  Part::attention_post_norm, Part::mlp_norm,
+                             Part::mlp_post_norm,   Part::query_norm,          Part::key_norm,
+                             Part::query_down_norm, Part::latent_norm,         Part::final_norm};
+  DecoderLayer& layer = tensor.layer < 0 ? ends_ : layers_[static_cast<size_t>(tensor.layer)];
+  if (tensor.expert >= 0) layer.experts.resize(static_cast<size_t>(config().experts.count));
+  Linear& part = linear_of(tensor);
+  const bool matrix = tensor.shape.size() == 2 && !tensor.is_bias;
+  // Rows of the embedding are looked up, and a router's few products decide which experts run.
+  const bool exact = !matrix || tensor.part == Part::embedding || tensor.part == Part::router;
+  const at::ScalarType type = options_.bf16 && !exact ? at::kBFloat16 : at::kFloat;
+  if (matrix && options_.streamed) {
+    if (files_.tensors->find(tensor.hf) == nullptr) throw bad_input(files_.path, "no tensor " + tensor.hf);
+    part.stored = std::make_shared<StoredWeight>(*files_.tensors, tensor.hf, type);
+    layer.named.emplace_back(tensor.hf, at::Tensor());
+    return;
+  }
+  at::Tensor weight = read_weight(*files_.tensors, tensor.hf, type);
+  if (config().norm_adds_one && std::find(std::begin(kNorms), std::end(kNorms), tensor.part) != std::end(kNorms)) {
+    weight = 1.0 + weight;
+  }
+  layer.named.emplace_back(tensor.hf, weight);
+  (tensor.is_bias ? part.bias : part.weight) = weight;
 }
 
 Linear& Decoder::linear_of(const ExpectedTensor& tensor) {
@@ -59,27 +86,18 @@ const at::Tensor& Decoder::weight(const ExpectedTensor& projection) const {
 }
 
 void Decoder::replace(const ExpectedTensor& projection, const at::Tensor& weight) {
-  linear_of(projection).weight = weight;
+  Linear& linear = linear_of(projection);
+  linear.stored = nullptr;
+  linear.weight = options_.bf16 ? weight.to(at::kBFloat16) : weight;
   for (auto& [name, tensor] : layers_[static_cast<size_t>(projection.layer)].named) {
-    if (name == projection.hf) tensor = weight;
+    if (name == projection.hf) tensor = linear.weight;
   }
 }
 
 void Decoder::watch(ProductGradients* watcher) {
-  for (const ExpectedTensor& projection : projections(files_)) linear_of(projection).watcher = watcher;
-}
-
-at::Tensor Decoder::load(const std::string& name) {
-  const TensorInfo* info = files_.tensors->find(name);
-  if (info == nullptr) throw bad_input(files_.path, "no tensor " + name);
-  const std::span<const std::byte> raw = files_.tensors->raw(name);
-  if (info->type == WeightType::f32 && !raw.empty() && reinterpret_cast<uintptr_t>(raw.data()) % alignof(float) == 0) {
-    // Read only: nothing here writes to a weight, so dropping const is safe. The map lives as long as files_.
-    return at::from_blob(const_cast<std::byte*>(raw.data()), info->shape, at::kFloat);
+  for (const ExpectedTensor& projection : projections(files_)) {
+    if (projection.layer < layers()) linear_of(projection).watcher = watcher;
   }
-  at::Tensor weight = at::empty(info->shape, at::kFloat);
-  files_.tensors->read(name, {weight.mutable_data_ptr<float>(), static_cast<size_t>(weight.numel())});
-  return weight;
 }
 
 at::Tensor Decoder::embed(const at::Tensor& ids) const {
@@ -90,15 +108,18 @@ at::Tensor Decoder::embed(const at::Tensor& ids) const {
     throw bad_input("token ids", "id " + std::to_string(first), "0 to " + std::to_string(config().vocab - 1),
                     "the ids belong to another tokenizer");
   }
-  const at::Tensor rows = at::embedding(ends_[Part::embedding].weight, wide);
+  const Linear& embedding = ends_[Part::embedding];
+  const at::Tensor rows = embedding.stored ? embedding.stored->rows(wide) : at::embedding(embedding.weight, wide);
   return config().embedding_scale == 1 ? rows : rows * config().embedding_scale;
 }
 
-at::Tensor Decoder::finish(const DecoderLayer& w, const at::Tensor& x, const at::Tensor& added) const {
+at::Tensor Decoder::finish(const DecoderLayer& w, const at::Tensor& x, const at::Tensor& added, Want want) const {
   const DecoderConfig& c = config();
   const auto scaled = [&](const at::Tensor& part) { return c.residual_scale == 1 ? part : part * c.residual_scale; };
   const at::Tensor middle = x + scaled(norm_if(c, w, Part::attention_post_norm, added));
-  const at::Tensor mlp = feed_forward(c, w, norm_if(c, w, Part::mlp_norm, middle));
+  // What a norm follows is needed for the norm's gradient.
+  const Want of_mlp = w.has(Part::mlp_post_norm) ? Want::value : want;
+  const at::Tensor mlp = feed_forward(c, w, norm_if(c, w, Part::mlp_norm, middle), of_mlp);
   return middle + scaled(norm_if(c, w, Part::mlp_post_norm, mlp));
 }
 
@@ -111,6 +132,15 @@ at::Tensor Decoder::rotate_query(const at::Tensor& query, const Rope::Angles& an
 
 at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap,
                           KvCache* cache) const {
+  return run(index, x, angles, tap, cache, Want::value);
+}
+
+at::Tensor Decoder::layer_again(int index, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap) const {
+  return run(index, x, angles, tap, nullptr, Want::gradient_alone);
+}
+
+at::Tensor Decoder::run(int index, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap, KvCache* cache,
+                        Want want) const {
   const DecoderLayer& w = layers_.at(index);
   const DecoderConfig& c = config();
   const int64_t batch = x.size(0), tokens = x.size(1);
@@ -121,14 +151,14 @@ at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& an
     if (cache->length_ + tokens > cache->capacity_) throw Error(ErrorKind::failed, "decoder", "the cache is full");
   }
   const at::Tensor normed = norm_if(c, w, Part::attention_norm, x);
-  if (!c.kinds[index].attends) return finish(w, x, convolve(c, w, normed, cache ? &cache->key_[index] : nullptr));
+  if (!c.kinds[index].attends) return finish(w, x, convolve(c, w, normed, cache ? &cache->key_[index] : nullptr), want);
   auto [query, key, value] = project_rows(c, w, normed);
   if (tap != nullptr) tap->before_rope(index, key, value);
   query = rotate_query(query, angles, index);
   key = rope_.rotate(key, angles, index);
   const AttentionRule rule = rule_of(index);
   const auto after = [&](const at::Tensor& mixed) {
-    return finish(w, x, project(mixed.reshape({batch, tokens, -1}), w[Part::output]));
+    return finish(w, x, project(mixed.reshape({batch, tokens, -1}), w[Part::output]), want);
   };
   if (tap != nullptr) {
     tap->after_rope(index, key);
@@ -181,23 +211,24 @@ at::Tensor Decoder::layer(int index, const at::Tensor& x, const Rope::Angles& an
   if (c.attention_scale > 0) query = query * (c.attention_scale * std::sqrt(static_cast<double>(c.head_dim)));
   const at::Tensor mixed =
       cache.attend(index, first, query[0].contiguous(), key[0].contiguous(), value[0].contiguous());
-  return finish(w, x, project(mixed.reshape({1, tokens, -1}), w[Part::output]));
+  return finish(w, x, project(mixed.reshape({1, tokens, -1}), w[Part::output]), Want::value);
 }
 
 at::Tensor Decoder::final_norm(const at::Tensor& x) const { return norm_if(config(), ends_, Part::final_norm, x); }
 
-at::Tensor Decoder::logits(const at::Tensor& normed) const {
-  at::Tensor logits = times_transposed(normed, head_);
+at::Tensor Decoder::logits(const at::Tensor& normed, const at::Tensor& head) const {
+  at::Tensor logits = times_transposed(normed, head);
   if (config().logit_scale != 1) logits = logits / config().logit_scale;
   if (config().logit_softcap > 0) logits = at::tanh(logits / config().logit_softcap) * config().logit_softcap;
   return logits;
 }
 
-at::Tensor Decoder::logits_backward(const at::Tensor& gradient, const at::Tensor& logits) const {
+at::Tensor Decoder::logits_backward(const at::Tensor& gradient, const at::Tensor& logits,
+                                    const at::Tensor& head) const {
   at::Tensor inner = gradient;
   if (config().logit_softcap > 0) inner = inner * (1 - (logits / config().logit_softcap).square());
   if (config().logit_scale != 1) inner = inner / config().logit_scale;
-  return times_transposed(inner, head_.t());
+  return times_transposed(inner, head.t());
 }
 
 at::Tensor Decoder::forward(const at::Tensor& ids, KvTap* tap) const {
@@ -213,8 +244,8 @@ at::Tensor Decoder::forward(const at::Tensor& ids, KvTap* tap) const {
 
 std::string Decoder::nonfinite_weights(int index) const {
   std::string text;
-  const auto look = [&](const std::string& name, const at::Tensor& weight) {
-    if (!weight.defined()) return;
+  const auto look = [&](const std::string& name, at::Tensor weight) {
+    if (!weight.defined()) weight = read_weight(*files_.tensors, name, at::kFloat);
     const at::Tensor rows = at::isfinite(weight).view({weight.size(0), -1}).all(1).logical_not();
     if (!rows.any().item<bool>()) return;
     text += (text.empty() ? "" : ", ") + name + " row " + std::to_string(rows.nonzero()[0].item<int64_t>());

@@ -64,14 +64,22 @@ class AttentionCache {
   virtual std::pair<at::Tensor, at::Tensor> read(int layer, int64_t count) const = 0;
 };
 
+/// How a decoder has its weights.
+struct DecoderOptions {
+  bool streamed = false;  ///< matrices stay in the files and are converted to the same values for each product
+  bool bf16 = false;      ///< products of the layers and the head in bf16; norms, attention and routers stay f32
+  int layers = 0;         ///< the first ones alone; 0: all
+};
+
 class Decoder {
  public:
   /// Maps or converts all weights. `files` must outlive the decoder. Throws Error(bad_input) for an architecture, RoPE
   /// kind or scaling that is not known.
-  explicit Decoder(const ModelFiles& files);
+  explicit Decoder(const ModelFiles& files, DecoderOptions options = {});
 
   /// The same with other values of one of the projections (formats/weights/projections.h) [out, in], f32.
   void replace(const ExpectedTensor& projection, const at::Tensor& weight);
+  /// Of a decoder that is not streamed.
   const at::Tensor& weight(const ExpectedTensor& projection) const;
   /// Whom the products of all projections tell of their gradients; null: nobody. Must outlive the backward passes.
   void watch(ProductGradients* watcher);
@@ -87,6 +95,8 @@ class Decoder {
   /// what the cache holds of this layer and is appended to it; the caller calls advance() after the last layer.
   at::Tensor layer(int layer, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap = nullptr,
                    KvCache* cache = nullptr) const;
+  /// The same for a layer whose output is known: what is returned has its gradient, but need not be its value.
+  at::Tensor layer_again(int layer, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap) const;
   /// One layer of one sequence, x [1, T, hidden] at positions `first` on, those of `angles`, whose attention is the
   /// cache's. Throws Error(usage) in a layer whose attention is none that an AttentionCache has (latent, capped,
   /// convolution, a window that is shorter than the sequence).
@@ -94,10 +104,15 @@ class Decoder {
                    AttentionCache& cache) const;
   void advance(KvCache& cache, int64_t tokens) const { cache.length_ += tokens; }
   at::Tensor final_norm(const at::Tensor& x) const;
+  /// The output head [vocab, hidden] for what follows: of a streamed decoder converted now.
+  at::Tensor head() const { return head_.matrix(); }
   /// [rows, hidden], normed, to [rows, vocab].
-  at::Tensor logits(const at::Tensor& normed) const;
+  at::Tensor logits(const at::Tensor& normed) const { return logits(normed, head()); }
+  at::Tensor logits(const at::Tensor& normed, const at::Tensor& head) const;
   /// Gradient of the normed hidden states [rows, hidden] from that of the logits [rows, vocab], which are `logits`.
-  at::Tensor logits_backward(const at::Tensor& gradient, const at::Tensor& logits) const;
+  at::Tensor logits_backward(const at::Tensor& gradient, const at::Tensor& logits, const at::Tensor& head) const;
+  /// The process no longer holds what it read of the files (TensorSource::release).
+  void release() const { files_.tensors->release(); }
 
   /// Embeddings, all layers and the final norm, without a gradient.
   at::Tensor forward(const at::Tensor& ids, KvTap* tap = nullptr) const;
@@ -106,18 +121,21 @@ class Decoder {
   std::string nonfinite_weights(int layer) const;
 
  private:
-  at::Tensor load(const std::string& name);
   void load_all();
+  void load(const ExpectedTensor& tensor);
   Linear& linear_of(const ExpectedTensor& tensor);
+  at::Tensor run(int layer, const at::Tensor& x, const Rope::Angles& angles, KvTap* tap, KvCache* cache,
+                 Want want) const;
   /// What follows attention or convolution: `added` [B, T, hidden] to the layer's output.
-  at::Tensor finish(const DecoderLayer& w, const at::Tensor& x, const at::Tensor& added) const;
+  at::Tensor finish(const DecoderLayer& w, const at::Tensor& x, const at::Tensor& added, Want want) const;
   AttentionRule rule_of(int layer) const;
   at::Tensor rotate_query(const at::Tensor& query, const Rope::Angles& angles, int layer) const;
 
   const ModelFiles& files_;
+  DecoderOptions options_;
   Rope rope_;
   DecoderLayer ends_;  ///< embedding, final norm, head
-  at::Tensor head_;    ///< the embedding where it is tied
+  Linear head_;        ///< the embedding where it is tied
   std::vector<DecoderLayer> layers_;
 };
 

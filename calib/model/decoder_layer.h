@@ -18,10 +18,11 @@ namespace kvcc {
 struct DecoderLayer {
   std::array<Linear, static_cast<size_t>(Part::count)> parts;  ///< of norms the weight; undefined: not there
   std::vector<std::array<Linear, 3>> experts;                  ///< gate, up, down
-  std::vector<std::pair<std::string, at::Tensor>> named;       ///< all tensors by their names in the files
+  std::vector<std::pair<std::string, at::Tensor>>
+      named;  ///< all tensors by their names in the files; undefined: stored
 
   const Linear& operator[](Part part) const { return parts[static_cast<size_t>(part)]; }
-  bool has(Part part) const { return (*this)[part].weight.defined(); }
+  bool has(Part part) const { return (*this)[part].defined(); }
 };
 
 /// x / sqrt(mean(x^2) + epsilon) * weight over the last extent (arXiv 1910.07467).
@@ -52,7 +53,9 @@ at::Tensor mix_values(const AttentionRule& rule, const at::Tensor& query, const 
 /// tokens of what is convolved, [B, hidden, tokens - 1], undefined before the first pass; T follow them.
 at::Tensor convolve(const DecoderConfig& config, const DecoderLayer& layer, const at::Tensor& x, at::Tensor* state);
 
-/// MLP or experts: x [B, T, hidden] to the same.
-at::Tensor feed_forward(const DecoderConfig& config, const DecoderLayer& layer, const at::Tensor& x);
+/// MLP or experts: x [B, T, hidden] to the same. Want::gradient_alone: as project(), where the layer's last product is
+/// what is returned; it is left out then.
+at::Tensor feed_forward(const DecoderConfig& config, const DecoderLayer& layer, const at::Tensor& x,
+                        Want want = Want::value);
 
 }  // namespace kvcc

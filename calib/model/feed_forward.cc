@@ -20,9 +20,9 @@ at::Tensor activate(const DecoderConfig& c, const at::Tensor& x) {
 }
 
 /// down(activation(gate(x)) * up(x)).
-at::Tensor gated(const DecoderConfig& c, const at::Tensor& x, const Linear& gate, const Linear& up,
-                 const Linear& down) {
-  return project(activate(c, project(x, gate)) * project(x, up), down);
+at::Tensor gated(const DecoderConfig& c, const at::Tensor& x, const Linear& gate, const Linear& up, const Linear& down,
+                 Want want = Want::value) {
+  return project(activate(c, project(x, gate)) * project(x, up), down, want);
 }
 
 /// Scores [tokens, experts] with all but those of the best groups at `excluded`. A group is as good as its best expert,
@@ -64,12 +64,12 @@ at::Tensor mix_experts(const DecoderConfig& c, const DecoderLayer& layer, const 
 
 }  // namespace
 
-at::Tensor feed_forward(const DecoderConfig& c, const DecoderLayer& layer, const at::Tensor& x) {
+at::Tensor feed_forward(const DecoderConfig& c, const DecoderLayer& layer, const at::Tensor& x, Want want) {
   if (layer.has(Part::gate_up)) {
     const std::vector<at::Tensor> both = project(x, layer[Part::gate_up]).chunk(2, -1);
-    return project(activate(c, both[0]) * both[1], layer[Part::down]);
+    return project(activate(c, both[0]) * both[1], layer[Part::down], want);
   }
-  if (layer.experts.empty()) return gated(c, x, layer[Part::gate], layer[Part::up], layer[Part::down]);
+  if (layer.experts.empty()) return gated(c, x, layer[Part::gate], layer[Part::up], layer[Part::down], want);
   at::Tensor mixed = mix_experts(c, layer, x.reshape({-1, c.hidden})).view(x.sizes());
   if (layer.has(Part::shared_gate)) {
     mixed = mixed + gated(c, x, layer[Part::shared_gate], layer[Part::shared_up], layer[Part::shared_down]);

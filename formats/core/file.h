@@ -32,6 +32,8 @@ class MappedFile {
   MappedFile(MappedFile&&) noexcept;
   MappedFile(const MappedFile&) = delete;
   std::span<const std::byte> bytes() const { return {static_cast<const std::byte*>(data_), size_}; }
+  /// The process no longer holds what it read so far (it stays in the system's cache and comes back when read again).
+  void release() const;
   const std::string& path() const { return path_; }
   /// Throws Error(bad_input) when the mapped file was written to since it was opened. Another file that took its name
   /// does not matter: the map keeps the one that was opened.

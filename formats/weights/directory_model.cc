@@ -140,6 +140,10 @@ class SafetensorsSource : public TensorSource {
     return tensor->bytes;
   }
 
+  void release() const override {
+    for (const SafetensorsFile& file : files_) file.release();
+  }
+
   void check_unchanged(bool name_too) const override {
     for (const SafetensorsFile& file : files_) file.check_unchanged(name_too);
   }

@@ -33,6 +33,10 @@ class GgufFile {
   explicit GgufFile(const std::string& path);
 
   const std::string& path() const { return map_.path(); }
+  void release() const {
+    map_.release();
+    for (const MappedFile& map : joined_) map.release();
+  }
   /// Of this part and those that joined it. Throws Error(bad_input) when a file was changed, or with `name_too` when
   /// its name stands for another one by now.
   void check_unchanged(bool name_too) const {

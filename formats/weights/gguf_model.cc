@@ -81,6 +81,8 @@ class GgufSource : public TensorSource {
     return bytes;
   }
 
+  void release() const override { file_.release(); }
+
   void check_unchanged(bool name_too) const override { file_.check_unchanged(name_too); }
 
  private:

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -13,6 +14,8 @@
 
 namespace kvcc {
 namespace {
+
+constexpr size_t kHashChunk = 64 << 20;  // bytes
 
 namespace fs = std::filesystem;
 
@@ -122,7 +125,12 @@ ModelInfo model_info(const ModelFiles& files) {
   Sha256 hash;
   for (const std::string& name : files.weight_files) {
     const MappedFile file(name);
-    hash.update(file.bytes().data(), file.bytes().size());
+    for (std::span<const std::byte> left = file.bytes(); !left.empty();) {
+      const std::span<const std::byte> now = left.first(std::min(kHashChunk, left.size()));
+      hash.update(now.data(), now.size());
+      file.release();  // weights may be larger than the memory a run is given
+      left = left.subspan(now.size());
+    }
   }
   files.tensors->check_unchanged(true);  // else the hash would be of other weights than those in use
   info.weights_sha256 = hash.hex();

@@ -66,6 +66,9 @@ class TensorSource {
   virtual void read(const std::string& name, std::span<float> out) const = 0;
   /// The mapped bytes when they can be used as they are (f32, f16, bf16, no permutation); else an empty span.
   virtual std::span<const std::byte> raw(const std::string& name) const = 0;
+  /// The process no longer holds the pages that it read of the files; they come back when they are read again. From
+  /// any thread.
+  virtual void release() const = 0;
   /// Throws Error(bad_input) when a file was written to since it was opened or, with `name_too`, another took its name.
   virtual void check_unchanged(bool name_too) const = 0;
 };

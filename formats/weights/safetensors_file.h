@@ -33,6 +33,9 @@ class SafetensorsFile {
   const std::string& path() const { return path_; }
   const std::vector<SafeTensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  void release() const {
+    if (map_) map_->release();
+  }
   /// As TensorSource's. Bytes in memory never change.
   void check_unchanged(bool name_too) const {
     if (map_) name_too ? map_->check_same_file() : map_->check_unchanged();

@@ -5,6 +5,8 @@
    (transformers), the same ids, seconds a sample and peak memory, the two in turn.
 2. fit: all key and value tensors at 4, 3 and 2 bits, `kvcc fit` against scikit-learn's KMeans as KVQuant calls it.
    scikit-learn is timed on a few layers and scaled to all of them (--full times every layer).
+   The whole calibration follows from 1 and 2: 16 samples and three widths, against the reference's gradients, its pass that
+   collects activations, percentiles and k-means. Then what saving memory and bf16 cost (calibration.py).
 3. inspect: the time of one call.
 4. eval: what each scheme costs, in passes of the plain model over the same window with their loss, in one run.
 5. attention: decoding over the packed cache by the CPU units against fp16 and f32 rows (cpu_attention.cc), and the
@@ -22,6 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import calibration
 import cpu_instructions
 
 HERE = Path(__file__).resolve().parent
@@ -95,18 +98,20 @@ def main():
                         "--seqlen", options.seqlen, "--recompute", "off", "--force", "--quiet"])
 
         print("collect …", file=sys.stderr)
-        ours, theirs = [], []
+        ours, theirs, collections = [], [], []
         for turn in range(2):
             _, seconds, peak = collect(options.samples)
             ours.append((seconds / options.samples, peak))
             out, _, _ = run([sys.executable, HERE / "fisher_reference.py", "--model", options.model, "--ids", folder / "ids.npy",
-                             "--samples", options.samples])
+                             "--samples", options.samples, "--collection"])
             reference = json.loads(out)
             theirs.append((reference["seconds_per_sample"], reference["peak_rss_bytes"]))
+            collections.append(reference["collection_seconds_per_sample"])
         figures["collect"] = {
             "samples": options.samples, "seqlen": options.seqlen,
             "kvcc_seconds_a_sample": min(s for s, _ in ours), "kvcc_peak_bytes": max(p for _, p in ours),
-            "python_seconds_a_sample": min(s for s, _ in theirs), "python_peak_bytes": max(p for _, p in theirs)}
+            "python_seconds_a_sample": min(s for s, _ in theirs), "python_collection_seconds_a_sample": min(collections),
+            "python_peak_bytes": max(p for _, p in theirs)}
 
         print("fit …", file=sys.stderr)
         collect(options.fit_samples)
@@ -127,7 +132,17 @@ def main():
         timed = len(options.layers.split(","))
         figures["fit"] = {"kvcc_seconds": statistics.median(fit_seconds), "sklearn_seconds_timed": reference["seconds"],
                           "sklearn_layers_timed": timed, "layers": layers,
-                          "sklearn_seconds_scaled": reference["seconds"] * layers / timed}
+                          "sklearn_seconds_scaled": reference["seconds"] * layers / timed,
+                          "percentile_seconds_scaled": reference["percentile_seconds"] * layers / timed}
+        c, f, n = figures["collect"], figures["fit"], options.fit_samples
+        whole = {"samples": n, "kvcc_seconds": n * c["kvcc_seconds_a_sample"] + f["kvcc_seconds"],
+                 "reference_seconds": n * (c["python_seconds_a_sample"] + c["python_collection_seconds_a_sample"]) +
+                                      f["sklearn_seconds_scaled"] + f["percentile_seconds_scaled"]}
+        figures["whole"] = {**whole, "times_faster": whole["reference_seconds"] / whole["kvcc_seconds"]}
+
+        print("ways to collect …", file=sys.stderr)
+        figures["ways"] = calibration.measure(options.kvcc, options.model, min(options.samples, 2), options.seqlen,
+                                              data=os.environ.get("KVCC_DATA"))
 
         times = []
         for _ in range(10):
@@ -160,6 +175,12 @@ def main():
     print(f"  kvcc            {f['kvcc_seconds']:7.2f} s (whole program, thresholds and reading included; median of three)")
     print(f"  scikit-learn    {f['sklearn_seconds_scaled']:7.2f} s ({f['sklearn_layers_timed']} layers timed, scaled; k-means alone)")
     print(f"  times faster    {f['sklearn_seconds_scaled'] / f['kvcc_seconds']:7.1f}")
+    w = figures["whole"]
+    print(f"the whole calibration, {w['samples']} samples of {c['seqlen']}, three schemes: kvcc {w['kvcc_seconds']:.0f} s, the reference "
+          f"{w['reference_seconds']:.0f} s\n  times faster    {w['times_faster']:7.1f}   (from the figures above, and percentiles "
+          f"{f['percentile_seconds_scaled']:.0f} s and the reference's pass for activations "
+          f"{c['python_collection_seconds_a_sample']:.2f} s a sample)")
+    calibration.print_table(figures["ways"])
     print(f"inspect --json    {figures['inspect']['kvcc_seconds'] * 1000:7.1f} ms\n")
     e = figures["eval"]
     print(f"eval, one window of {e['seqlen']}: a plain pass with its loss takes {e['plain_seconds']:.2f} s; times that:")

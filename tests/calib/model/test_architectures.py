@@ -58,6 +58,7 @@ def test_equals_transformers(passes, case, form):
             assert np.abs(theirs).max() > 0
             assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max(), (number, kind)
             assert ours.tobytes() == (out / f"again-{number}.{kind}").read_bytes(), "recomputed"
+            assert ours.tobytes() == (out / f"streamed-{number}.{kind}").read_bytes(), "weights left in their files"
 
 
 def test_models_are_listed_with_how_they_were_verified():

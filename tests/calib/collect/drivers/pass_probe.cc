@@ -1,6 +1,7 @@
-// pass_probe IDS MODEL OUT [MODEL OUT ...]: one forward and one backward pass over ids (int32 [T], raw) of each model.
-// Raw little-endian f32 into folder OUT: logits, and of each layer N with a cache N.key, N.value, N.key_grad,
-// N.value_grad.
+// pass_probe IDS MODEL OUT [MODEL OUT ...]: forward and backward passes over ids (int32 [T], raw) of each model. Raw
+// little-endian f32 into folder OUT: logits, and of each layer N with a cache N.key, N.value, N.key_grad, N.value_grad;
+// the same of a pass that runs layers twice (again-N.*) and of one whose weights stay in their files as well
+// (streamed-N.*).
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -21,25 +22,30 @@ void write(const std::string& path, const at::Tensor& tensor) {
       .write(static_cast<const char*>(flat.const_data_ptr()), static_cast<std::streamsize>(flat.nbytes()));
 }
 
+void run_pass(const kvcc::Decoder& decoder, const std::vector<int32_t>& ids, bool recompute,
+              const std::string& prefix) {
+  kvcc::SamplePass pass;
+  pass.recompute = recompute;
+  pass.done = [&](int layer, const kvcc::LayerActs& acts) {
+    const std::string stem = prefix + std::to_string(layer);
+    write(stem + ".key", acts.key);
+    write(stem + ".value", acts.value);
+    write(stem + ".key_grad", acts.key_grad);
+    write(stem + ".value_grad", acts.value_grad);
+  };
+  kvcc::run_sample(decoder, ids, pass);
+}
+
 void run(const std::vector<int32_t>& ids, const std::string& model, const std::string& out) {
   const kvcc::ModelFiles files = kvcc::open_model(model);
-  const kvcc::Decoder decoder(files);
+  const kvcc::Decoder decoder(files), streamed(files, {.streamed = true});
   {
     const c10::NoGradGuard no_gradient;
     write(out + "/logits", decoder.logits(decoder.forward(kvcc::ids_tensor(ids))[0]));
   }
-  for (const bool recompute : {false, true}) {
-    kvcc::SamplePass pass;
-    pass.recompute = recompute;
-    pass.done = [&](int layer, const kvcc::LayerActs& acts) {
-      const std::string stem = out + "/" + (recompute ? "again-" : "") + std::to_string(layer);
-      write(stem + ".key", acts.key);
-      write(stem + ".value", acts.value);
-      write(stem + ".key_grad", acts.key_grad);
-      write(stem + ".value_grad", acts.value_grad);
-    };
-    kvcc::run_sample(decoder, ids, pass);
-  }
+  run_pass(decoder, ids, false, out + "/");
+  run_pass(decoder, ids, true, out + "/again-");
+  run_pass(streamed, ids, true, out + "/streamed-");
 }
 
 }  // namespace
