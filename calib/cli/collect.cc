@@ -88,7 +88,8 @@ class Collection {
     if (!o_.max_memory.empty() && options_.max_memory == 0) {
       throw kvcc::Error(kvcc::ErrorKind::usage, "--max-memory " + o_.max_memory, "no memory at all", "such as 8GiB");
     }
-    if (o_.dtype == "bf16") kvcc::require_bf16("--dtype bf16");
+    options_.device = kvcc::device_named(common.device);
+    if (o_.dtype == "bf16" && options_.device.is_cpu()) kvcc::require_bf16("--dtype bf16");
     options_.bf16 = o_.dtype == "bf16";
     options_.resume = common.resume;
     options_.force = common.force;
@@ -268,11 +269,5 @@ int main(int argc, char** argv) {
   return run(
       argc, argv, "collect", "Collect a model's keys, values and Fisher information on a text",
       kJson | kResume | kForce | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define(app, options); },
-      [&](const Common& common) {
-        if (common.device != "cpu") {
-          throw kvcc::Error(kvcc::ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",
-                            "--device cpu");
-        }
-        return Collection(options, common).run();
-      });
+      [&](const Common& common) { return Collection(options, common).run(); });
 }
