@@ -4,7 +4,7 @@ import sys
 import time
 
 
-def watch(*command, interval=0.005, **kw):
+def watch(*command, interval=0.02, **kw):
     """Runs a command; {"peak", "anonymous", "file", "seconds"}: the largest resident set (exact, from the kernel), and the
     largest anonymous and file-backed parts of it (sampled). Fails as the command does.
 

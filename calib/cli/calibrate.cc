@@ -62,8 +62,9 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--acts-dtype", o.acts_dtype, "stored activations: f32 or bf16")->capture_default_str();
   app.add_option("--recompute", o.recompute, "auto, on or off")->capture_default_str();
   app.add_option("--on-nonfinite", o.on_nonfinite, "stop or skip")->capture_default_str();
-  app.add_option("--max-memory", o.max_memory,
-                 "memory collecting may take, e.g. 8GiB: --recompute auto keeps to it, else it is refused");
+  app.add_option(
+      "--max-memory", o.max_memory,
+      "memory collecting may take, e.g. 8GiB: weights stay in their files, and layers run twice, to keep to it");
   app.add_flag("--beyond-context", o.beyond_context,
                "allow more tokens a sample or window than the model's context; its RoPE is used unchanged");
   app.add_option("--windows", o.windows, "evaluation windows; 0: all of the text (of the model's own samples: 8)")

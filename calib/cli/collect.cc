@@ -97,7 +97,8 @@ class Collection {
     if (options_.max_memory == 0 && run.launch.local_size > 1) {
       options_.max_memory = kvcc::available_memory() / static_cast<uint64_t>(run.launch.local_size);
     }
-    if (o_.dtype == "bf16") kvcc::require_bf16("--dtype bf16");
+    options_.device = kvcc::device_named(common_.device);
+    if (o_.dtype == "bf16" && options_.device.is_cpu()) kvcc::require_bf16("--dtype bf16");
     options_.bf16 = o_.dtype == "bf16";
     options_.resume = common_.resume;
     options_.force = common_.force;
@@ -320,10 +321,6 @@ int main(int argc, char** argv) {
         parsed = &app;
       },
       [&](const Common& common) {
-        if (common.device != "cpu") {
-          throw kvcc::Error(kvcc::ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",
-                            "--device cpu");
-        }
         const RankedRun ranked = start_ranks("collect", *parsed, common);
         return kvcc::as_rank(ranked.ranks.get(), [&] { return Collection(options, ranked).run(); });
       });

@@ -27,7 +27,7 @@ static_assert(std::endian::native == std::endian::little, "shards and ids are li
 
 std::vector<float> values(const at::Tensor& x) {
   if (!x.defined()) return {};
-  const at::Tensor flat = x.contiguous();
+  const at::Tensor flat = x.to(at::kCPU).contiguous();
   return {flat.const_data_ptr<float>(), flat.const_data_ptr<float>() + flat.numel()};
 }
 
@@ -78,7 +78,7 @@ CollectReport collect_samples(const ModelFiles& files, const ActivationsSettings
   while (const std::optional<int> taken = crew.next()) {
     const int s = *taken;
     if (!decoder) {
-      decoder.emplace(files, DecoderOptions{plan.streamed, options.bf16});
+      decoder.emplace(files, DecoderOptions{plan.streamed, options.bf16, 0, options.device});
       if (options.weights != nullptr) use_weights(*decoder, files, *options.weights);
     }
     const std::vector<int>& missing = crew.open().at(s);

@@ -1,6 +1,8 @@
 // Collect: samples to an activations folder, resumable.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -20,8 +22,9 @@ struct CollectOptions {
   Recompute recompute = Recompute::automatic;
   uint64_t max_memory = 0;  ///< bytes; 0: what the machine has available
   bool resume = false, force = false;
-  bool bf16 = false;            ///< DecoderOptions::bf16; settings.decoder_json says so
-  bool skip_nonfinite = false;  ///< leave samples with NaN or infinity out instead of stopping
+  bool bf16 = false;             ///< DecoderOptions::bf16; settings.decoder_json says so
+  at::Device device = at::kCPU;  ///< DecoderOptions::device
+  bool skip_nonfinite = false;   ///< leave samples with NaN or infinity out instead of stopping
   /// In place of the model's projections (read_weights_for); settings.decoder_json names them. May be null; not owned.
   const QuantisedWeights* weights = nullptr;
   int threads = 1;

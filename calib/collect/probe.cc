@@ -17,7 +17,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr double kWarm = 2.0;  // seconds from which on what happens once in a run is not seen any more
+constexpr size_t kMostTokens = 2048;  // a longer sample's time follows from shorter ones
+constexpr double kWarm = 2.0;         // seconds from which on what happens once in a run is not seen any more
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
@@ -67,35 +68,55 @@ LayerTimes time_sample(const Decoder& decoder, const SamplePass& kind, const std
   return times;
 }
 
+/// A sample through the whole model, whose first layers `decoder` has.
+double sample_seconds(const Decoder& decoder, const SamplePass& pass, const std::vector<int32_t>& ids) {
+  const DecoderConfig& c = decoder.config();
+  LayerTimes times = time_sample(decoder, pass, ids);
+  if (times.total < kWarm) times = time_sample(decoder, pass, ids);
+  const int run = decoder.layers(), first = c.cached_layers().front();
+  std::map<std::tuple<bool, bool, bool>, std::pair<double, int>> of_kind;  // seconds, layers
+  for (int l = first + 1; l < run - 1; ++l) {
+    auto& [seconds, count] = of_kind[kind_of(c, l)];
+    seconds += times.forward[l] + times.backward[l];
+    ++count;
+  }
+  double sample = times.total;
+  for (int l = run; l < static_cast<int>(c.layers); ++l) {
+    const auto found = of_kind.find(kind_of(c, l));
+    if (found != of_kind.end()) sample += found->second.first / found->second.second;
+  }
+  return sample;
+}
+
+/// Of a sample of `length` tokens: a T + b T^2, by two shorter ones.
+double by_length(double half, double whole, double most, double length) {
+  const double square = std::max(0.0, (whole / most - half / (most / 2)) / (most / 2));
+  return (whole / most + square * (length - most)) * length;
+}
+
 }  // namespace
 
 double estimate_seconds(const ModelFiles& files, const ActivationsSettings& settings, const CollectOptions& options,
                         const CollectPlan& plan, const std::vector<int32_t>& ids) {
   return with_torch_errors([&] {
     at::set_num_threads(options.threads);
-    const DecoderConfig& c = files.config;
-    const int all = static_cast<int>(c.layers), run = layers_to_run(c), first = c.cached_layers().front();
+    const int all = static_cast<int>(files.config.layers), run = layers_to_run(files.config);
     const Clock::time_point start = Clock::now();
-    const Decoder decoder(files, DecoderOptions{plan.streamed, options.bf16, run});
+    const Decoder decoder(files, DecoderOptions{plan.streamed, options.bf16, run, options.device});
     const double loading = seconds_since(start) * all / run;
     SamplePass pass;
     pass.fisher = settings.fisher;
     pass.recompute = plan.recompute;
-    LayerTimes times = time_sample(decoder, pass, ids);
-    if (times.total < kWarm) times = time_sample(decoder, pass, ids);
-
-    std::map<std::tuple<bool, bool, bool>, std::pair<double, int>> of_kind;  // seconds, layers
-    for (int l = first + 1; l < run - 1; ++l) {
-      auto& [seconds, count] = of_kind[kind_of(c, l)];
-      seconds += times.forward[l] + times.backward[l];
-      ++count;
+    const auto length = static_cast<double>(ids.size());
+    double sample = 0;
+    if (ids.size() <= kMostTokens) {
+      sample = sample_seconds(decoder, pass, ids);
+    } else {
+      const double half = sample_seconds(decoder, pass, {ids.begin(), ids.begin() + kMostTokens / 2});
+      const double whole = sample_seconds(decoder, pass, {ids.begin(), ids.begin() + kMostTokens});
+      sample = by_length(half, whole, kMostTokens, length);
     }
-    double sample = times.total;
-    for (int l = run; l < all; ++l) {
-      const auto found = of_kind.find(kind_of(c, l));
-      if (found != of_kind.end()) sample += found->second.first / found->second.second;
-    }
-    return loading + sample * static_cast<double>(settings.tokens()) / static_cast<double>(ids.size());
+    return loading + sample * static_cast<double>(settings.tokens()) / length;
   });
 }
 

@@ -45,7 +45,7 @@ class Pass {
         options_(options),
         first_(decoder.config().cached_layers().front()),
         ids_(ids_tensor(ids)),
-        angles_(decoder.rope().angles(0, static_cast<int64_t>(ids.size()))) {}
+        angles_(decoder.rope().angles(0, static_cast<int64_t>(ids.size())).to(decoder.device())) {}
 
   double run() {
     at::Tensor hidden = forward();
@@ -132,10 +132,10 @@ class Pass {
       const int64_t rows = std::min(chunk, predictions - begin);
       const at::Tensor logits = decoder_.logits(normed.narrow(0, begin, rows), head);
       at::Tensor share = at::log_softmax(logits, -1);
-      const at::Tensor labels = ids_[0].narrow(0, begin + 1, rows).unsqueeze(1);
+      const at::Tensor labels = ids_[0].narrow(0, begin + 1, rows).unsqueeze(1).to(decoder_.device());
       loss -= share.gather(1, labels).to(at::kDouble).sum().item<double>();
       share.exp_();
-      share.scatter_add_(1, labels, at::full({rows, 1}, -1.0, at::kFloat));
+      share.scatter_add_(1, labels, at::full({rows, 1}, -1.0, share.options()));
       gradient.narrow(0, begin, rows).copy_(decoder_.logits_backward(share, logits, head));
     }
     if (!std::isfinite(loss)) {

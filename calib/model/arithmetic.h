@@ -1,5 +1,7 @@
-// Which arithmetic this processor has.
+// Which arithmetic and which devices this machine has.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <string>
 
@@ -11,5 +13,8 @@ std::string bf16_instructions();
 /// Throws Error(usage) that names `option` where there is no such instruction: bf16 would be slower than f32, and less
 /// exact.
 void require_bf16(const std::string& option, const std::string& instructions = bf16_instructions());
+
+/// "cpu", or "cuda": the first GPU. Throws Error(usage) where libtorch has no CUDA or finds no GPU.
+at::Device device_named(const std::string& name);
 
 }  // namespace kvcc

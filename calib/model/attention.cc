@@ -28,7 +28,7 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   const int64_t batch = query.size(0), heads = query.size(1), tokens = query.size(2), rows = key.size(2);
   if (!mask.defined()) {
     if (rule.softcap > 0 || (rule.window > 0 && rule.window < tokens)) {
-      const at::Tensor positions = at::arange(tokens, at::kLong);
+      const at::Tensor positions = at::arange(tokens, query.options().dtype(at::kLong));
       return attention(query, key, value, attention_mask(positions, positions, rule), rule);
     }
     return at::scaled_dot_product_attention(query, key, value, {}, 0.0, true, scale, heads != key.size(1));

@@ -43,9 +43,9 @@ void Decoder::load_all() {
   head_ = ends_[config().tied_embeddings ? Part::embedding : Part::head];
   if (!config().tied_embeddings || !options_.bf16) return;
   if (options_.streamed) {
-    head_.stored = std::make_shared<StoredWeight>(*files_.tensors, embedding, at::kBFloat16);
+    head_.stored = std::make_shared<StoredWeight>(*files_.tensors, embedding, at::kBFloat16, options_.device);
   } else {
-    head_.weight = read_weight(*files_.tensors, embedding, at::kBFloat16);
+    head_.weight = read_weight(*files_.tensors, embedding, at::kBFloat16).to(options_.device);
   }
 }
 
@@ -62,11 +62,11 @@ void Decoder::load(const ExpectedTensor& tensor) {
   const at::ScalarType type = options_.bf16 && !exact ? at::kBFloat16 : at::kFloat;
   if (matrix && options_.streamed) {
     if (files_.tensors->find(tensor.hf) == nullptr) throw bad_input(files_.path, "no tensor " + tensor.hf);
-    part.stored = std::make_shared<StoredWeight>(*files_.tensors, tensor.hf, type);
+    part.stored = std::make_shared<StoredWeight>(*files_.tensors, tensor.hf, type, options_.device);
     layer.named.emplace_back(tensor.hf, at::Tensor());
     return;
   }
-  at::Tensor weight = read_weight(*files_.tensors, tensor.hf, type);
+  at::Tensor weight = read_weight(*files_.tensors, tensor.hf, type).to(options_.device);
   if (config().norm_adds_one && std::find(std::begin(kNorms), std::end(kNorms), tensor.part) != std::end(kNorms)) {
     weight = 1.0 + weight;
   }
@@ -88,7 +88,7 @@ const at::Tensor& Decoder::weight(const ExpectedTensor& projection) const {
 void Decoder::replace(const ExpectedTensor& projection, const at::Tensor& weight) {
   Linear& linear = linear_of(projection);
   linear.stored = nullptr;
-  linear.weight = options_.bf16 ? weight.to(at::kBFloat16) : weight;
+  linear.weight = weight.to(options_.device, options_.bf16 ? at::kBFloat16 : at::kFloat);
   for (auto& [name, tensor] : layers_[static_cast<size_t>(projection.layer)].named) {
     if (name == projection.hf) tensor = linear.weight;
   }
@@ -109,7 +109,8 @@ at::Tensor Decoder::embed(const at::Tensor& ids) const {
                     "the ids belong to another tokenizer");
   }
   const Linear& embedding = ends_[Part::embedding];
-  const at::Tensor rows = embedding.stored ? embedding.stored->rows(wide) : at::embedding(embedding.weight, wide);
+  const at::Tensor rows =
+      embedding.stored ? embedding.stored->rows(wide) : at::embedding(embedding.weight, wide.to(options_.device));
   return config().embedding_scale == 1 ? rows : rows * config().embedding_scale;
 }
 
@@ -169,7 +170,7 @@ at::Tensor Decoder::run(int index, const at::Tensor& x, const Rope::Angles& angl
   if (cache != nullptr) {
     const int64_t length = cache->length_;
     for (auto [store, now] : {std::pair{&cache->key_[index], &key}, std::pair{&cache->value_[index], &value}}) {
-      if (!store->defined()) *store = at::empty({batch, c.kv_heads, cache->capacity_, now->size(3)}, at::kFloat);
+      if (!store->defined()) *store = at::empty({batch, c.kv_heads, cache->capacity_, now->size(3)}, now->options());
       store->narrow(2, length, tokens).copy_(now->transpose(1, 2));
       *now = store->narrow(2, 0, length + tokens).transpose(1, 2);
     }
@@ -263,7 +264,7 @@ at::Tensor causal_attention(const at::Tensor& query, const at::Tensor& key, cons
     return at::scaled_dot_product_attention(grouped, keys, values).view({1, heads, value.size(2)});
   }
   std::optional<at::Tensor> mask;
-  if (rows > tokens) mask = at::ones({tokens, rows}, at::kBool).tril(rows - tokens);
+  if (rows > tokens) mask = at::ones({tokens, rows}, query.options().dtype(at::kBool)).tril(rows - tokens);
   const at::Tensor mixed = at::scaled_dot_product_attention(query.transpose(0, 1).unsqueeze(0), keys, values, mask, 0.0,
                                                             !mask, std::nullopt, heads != key.size(0));
   return mixed[0].transpose(0, 1);

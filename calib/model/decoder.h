@@ -1,4 +1,4 @@
-// One decoder, described by data (formats/weights/architecture.h), in f32 on the CPU.
+// One decoder, described by data (formats/weights/architecture.h), in f32. What is tested is the CPU.
 // Letters: B batch, T tokens, H key/value heads, D head dimension.
 #pragma once
 
@@ -66,9 +66,10 @@ class AttentionCache {
 
 /// How a decoder has its weights.
 struct DecoderOptions {
-  bool streamed = false;  ///< matrices stay in the files and are converted to the same values for each product
-  bool bf16 = false;      ///< products of the layers and the head in bf16; norms, attention and routers stay f32
-  int layers = 0;         ///< the first ones alone; 0: all
+  bool streamed = false;         ///< matrices stay in the files and are converted to the same values for each product
+  bool bf16 = false;             ///< products of the layers and the head in bf16; norms, attention and routers stay f32
+  int layers = 0;                ///< the first ones alone; 0: all
+  at::Device device = at::kCPU;  ///< of weights and of all that is computed
 };
 
 class Decoder {
@@ -87,9 +88,10 @@ class Decoder {
   const DecoderConfig& config() const { return files_.config; }
   int layers() const { return static_cast<int>(layers_.size()); }
   const Rope& rope() const { return rope_; }
+  at::Device device() const { return options_.device; }
 
-  /// ids [B, T] int32 or int64 to hidden states [B, T, hidden]. Throws Error(bad_input) for an id outside the
-  /// vocabulary.
+  /// ids [B, T] int32 or int64 on the CPU to hidden states [B, T, hidden]. Throws Error(bad_input) for an id outside
+  /// the vocabulary.
   at::Tensor embed(const at::Tensor& ids) const;
   /// One layer, x [B, T, hidden] at the positions of `angles`. tap and cache may be null. With a cache, x attends to
   /// what the cache holds of this layer and is appended to it; the caller calls advance() after the last layer.

@@ -67,7 +67,7 @@ at::Tensor mix_values(const AttentionRule& rule, const at::Tensor& query, const 
                       const at::Tensor& value) {
   const int64_t tokens = query.size(2), rows = key.size(2);
   if (rule.softcap > 0 || (rule.window > 0 && rows > rule.window)) {
-    const at::Tensor positions = at::arange(rows, at::kLong);
+    const at::Tensor positions = at::arange(rows, query.options().dtype(at::kLong));
     return attention(query, key, value, attention_mask(positions.narrow(0, rows - tokens, tokens), positions, rule),
                      rule);
   }
@@ -81,7 +81,7 @@ at::Tensor convolve(const DecoderConfig& c, const DecoderLayer& layer, const at:
   at::Tensor input = gates[0] * gates[2];  // [B, hidden, T]
   const int64_t before = c.convolution - 1;
   const bool follows = state != nullptr && state->defined();
-  input = at::cat({follows ? *state : at::zeros({x.size(0), c.hidden, before}, at::kFloat), input}, 2);
+  input = at::cat({follows ? *state : at::zeros({x.size(0), c.hidden, before}, x.options()), input}, 2);
   if (state != nullptr) *state = input.narrow(2, input.size(2) - before, before).clone();
   const at::Tensor mixed =
       at::conv1d(input, layer[Part::convolution].weight, std::nullopt, 1, at::IntArrayRef{0}, 1, c.hidden);

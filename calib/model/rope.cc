@@ -199,6 +199,12 @@ Rope::Angles Rope::Angles::narrow(int64_t begin, int64_t count) const {
   return part;
 }
 
+Rope::Angles Rope::Angles::to(at::Device device) const {
+  Angles moved;
+  for (const auto& [cos, sin] : kinds) moved.kinds.emplace_back(cos.to(device), sin.to(device));
+  return moved;
+}
+
 Rope::Angles Rope::angles(int64_t first, int64_t count) const {
   const at::Tensor positions = at::arange(first, first + count, at::kFloat).unsqueeze(1);
   Angles result;

@@ -21,6 +21,7 @@ class Rope {
     std::vector<std::pair<at::Tensor, at::Tensor>> kinds;  ///< f32 [count, 1, rotary_dim]
     /// Those of positions [begin, begin + count) of these.
     Angles narrow(int64_t begin, int64_t count) const;
+    Angles to(at::Device device) const;
   };
   /// Of positions [first, first + count). Where the scaling depends on a sequence's length (dynamic, longrope), that is
   /// first + count.

@@ -46,14 +46,14 @@ at::Tensor read_weight(const TensorSource& source, const std::string& name, at::
   return weight.to(type);
 }
 
-StoredWeight::StoredWeight(const TensorSource& source, std::string name, at::ScalarType type)
-    : source_(source), name_(std::move(name)), type_(type), out_(source.find(name_)->shape.at(0)) {}
+StoredWeight::StoredWeight(const TensorSource& source, std::string name, at::ScalarType type, at::Device device)
+    : source_(source), name_(std::move(name)), type_(type), device_(device), out_(source.find(name_)->shape.at(0)) {}
 
 at::Tensor StoredWeight::rows(const at::Tensor& ids) const {
   if (const at::Tensor weight = mapped(source_, name_); weight.defined()) {
-    return at::embedding(weight, ids).to(at::kFloat);
+    return at::embedding(weight, ids).to(device_, at::kFloat);
   }
-  return at::embedding(read_weight(source_, name_, at::kFloat), ids);
+  return at::embedding(read_weight(source_, name_, at::kFloat), ids).to(device_);
 }
 
 }  // namespace kvcc

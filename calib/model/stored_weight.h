@@ -18,16 +18,17 @@ at::Tensor read_weight(const TensorSource& source, const std::string& name, at::
 class StoredWeight {
  public:
   /// A tensor that is there. `source` must outlive this. `type`: of what read() gives, f32 or bf16.
-  StoredWeight(const TensorSource& source, std::string name, at::ScalarType type);
+  StoredWeight(const TensorSource& source, std::string name, at::ScalarType type, at::Device device);
   int64_t out() const { return out_; }
-  at::Tensor read() const { return read_weight(source_, name_, type_); }
-  /// Rows of the files' values, f32 [..., in], by ids [...] int64, each below out.
+  at::Tensor read() const { return read_weight(source_, name_, type_).to(device_); }
+  /// Rows of the files' values, f32 [..., in], by ids [...] int64 on the CPU, each below out.
   at::Tensor rows(const at::Tensor& ids) const;
 
  private:
   const TensorSource& source_;
   std::string name_;
   at::ScalarType type_;
+  at::Device device_;
   int64_t out_;
 };
 
