@@ -20,20 +20,32 @@ namespace kvcc::cpu::HWY_NAMESPACE {
 constexpr float kNoReference = -1e30f;
 constexpr float kHuge = __builtin_huge_valf();
 
-/// 2^x for x at most 0, within 2^-22; 0 below -126.
+/// 2^x for x between -1/2 and 1/2, within 2^-22.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_fraction(D d, V x) {
+  V y = hn::Set(d, 1.535336188319500e-4f);
+  y = hn::MulAdd(y, x, hn::Set(d, 1.339887440266574e-3f));
+  y = hn::MulAdd(y, x, hn::Set(d, 9.618437357674640e-3f));
+  y = hn::MulAdd(y, x, hn::Set(d, 5.550332471162809e-2f));
+  y = hn::MulAdd(y, x, hn::Set(d, 2.402264791363012e-1f));
+  y = hn::MulAdd(y, x, hn::Set(d, 6.931472028550421e-1f));
+  return hn::MulAdd(y, x, hn::Set(d, 1.0f));
+}
+/// 2^x for x at most 0, within 2^-22 of it down to 2^-126; 0 below -150.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_negative(D d, V x) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  if constexpr (hn::MaxLanes(D()) == 16) {  // half the instructions
+    const __m512 held = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.raw);
+    const __m512 whole = _mm512_roundscale_ps(held, 8);
+    return V{_mm512_scalef_ps(exp2_fraction(d, V{_mm512_sub_ps(held, whole)}).raw, whole)};
+  }
+#endif
   const hn::RebindToSigned<D> di;
   const V low = hn::Set(d, -126.0f);
   const V held = hn::Max(x, low);
   const V whole = hn::Round(held), f = hn::Sub(held, whole);
-  V y = hn::Set(d, 1.535336188319500e-4f);
-  y = hn::MulAdd(y, f, hn::Set(d, 1.339887440266574e-3f));
-  y = hn::MulAdd(y, f, hn::Set(d, 9.618437357674640e-3f));
-  y = hn::MulAdd(y, f, hn::Set(d, 5.550332471162809e-2f));
-  y = hn::MulAdd(y, f, hn::Set(d, 2.402264791363012e-1f));
-  y = hn::MulAdd(y, f, hn::Set(d, 6.931472028550421e-1f));
-  y = hn::MulAdd(y, f, hn::Set(d, 1.0f));
+  const V y = exp2_fraction(d, f);
   const V scaled = hn::BitCast(d, hn::Add(hn::BitCast(di, y), hn::ShiftLeft<23>(hn::ConvertTo(di, whole))));
   return hn::IfThenElseZero(hn::Ge(x, low), scaled);
 }

@@ -18,8 +18,8 @@
 
 #include "kernels/cpu/float_scores-inl.h"
 #include "kernels/cpu/outliers-inl.h"
+#include "kernels/cpu/quads-inl.h"
 #include "kernels/cpu/rope-inl.h"
-#include "kernels/cpu/shorts-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvcc::cpu::HWY_NAMESPACE {
@@ -97,27 +97,15 @@ class Keys {
 
   /// Scores [queries, 64] of page i; those of slots that are not visible are unspecified.
   void score_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores) {
+#if KVCC_CPU_I16
+    if (shorts_) return score_short_page(i, tile, scores);
+#endif
     const PageParts parts = pages_.at(i), ahead = pages_.at(std::min(i + 1, work_.page_end - 1));
     prefetch(ahead, records_, shape_.by_token);
-    decode(bits_, parts.codes, shape_.head_dim, levels_, shorts_levels(), tile, ahead.codes);
+    decode(bits_, parts.codes, shape_.head_dim, levels_, nullptr, tile, ahead.codes);
     block_ = i + cache_.sink / KVCC_ROPE_BLOCK;
     if (shape_.by_token) fill_token_scales(parts, work_.context.slots(i));
-    bool extra = false;
-    if (sparse_) {
-      records_ = parts.ends[mma::kClasses - 1];
-      extra = add_outliers(parts, tile);
-    }
-#if KVCC_CPU_I16
-    if (shorts_) {
-      if (shape_.rotary > 0) turn_short_queries(block_);
-      score_shorts(tile.shorts, scores);
-      if (extra) [[unlikely]] {
-        for (int j = 0; j < work_.queries * kPage; ++j) scores[j] += s_.extra[j];
-      }
-      return;
-    }
-#endif
-    (void)extra;
+    if (sparse_) read_outliers(parts, tile);
     turn_and_spread(block_);
     const bool by_token = shape_.by_token;
     const FloatKeys k{tile.floats,    s_.scale,          s_.zero,           s_.cosine,
@@ -159,6 +147,9 @@ class Keys {
     }
     shorts_ = kept.short_head;
     level_unit_ = kept.level_unit;
+#if KVCC_CPU_I16
+    quads_ = shorts_ && !sparse_ && quads_serve_keys(shape_.head_dim, shape_.rope, shape_.rotary);
+#endif
     bool& turns = shorts_ ? kept.short_turns : kept.turns;
     if (!turns) {
 #if KVCC_CPU_I16
@@ -173,13 +164,6 @@ class Keys {
       kept.prepared = kept.query;
     }
 #endif
-  }
-  /// Null: the head is read in f32.
-  const int16_t* shorts_levels() const {
-#if KVCC_CPU_I16
-    if (shorts_) return s_.shorts;
-#endif
-    return nullptr;
   }
   int element_channel(int octet, int second, int e) const { return octet * 8 + e / 4 * 2 + second; }
 
@@ -253,7 +237,8 @@ class Keys {
   }
 
   /// Outliers over the levels; whether any went to `extra`.
-  bool add_outliers(const PageParts& parts, TileScratch& tile) {
+  bool read_outliers(const PageParts& parts, TileScratch& tile) {
+    records_ = parts.ends[mma::kClasses - 1];
     const int capacity = cache_.sparse_capacity, d = shape_.head_dim;
     if (!shorts_) {
       const auto none = [](int, int, float) {};
@@ -329,6 +314,12 @@ class Keys {
     }
     spread_shorts(scale, d, s_.constants, 64);
     spread_shorts(zero, d, s_.constants + 32, 64);
+    if (!sparse_ && quads_serve_keys(d, shape_.rope, shape_.rotary)) {
+      for (int octet = 0; octet < d / 8; octet += 4) {
+        order_quad(s_.constants + octet * 64, 64);
+        order_quad(s_.constants + octet * 64 + 32, 64);
+      }
+    }
     return true;
   }
   void fill_short_turns() {
@@ -338,6 +329,10 @@ class Keys {
     const ptrdiff_t first = ptrdiff_t{cache_.sink % KVCC_ROPE_BLOCK} * half;
     HWY_NAMESPACE::fill_short_turns(tables_.relative_cosine + first, half, pairs, 1.0f, s_.turns);
     HWY_NAMESPACE::fill_short_turns(tables_.relative_sine + first, half, pairs, -1.0f, s_.turns + 32);
+    for (int octet = 0; quads_ && octet < 16 * half / 8; octet += 4) {
+      order_quad(s_.turns + octet * 64, 64);
+      order_quad(s_.turns + octet * 64 + 32, 64);
+    }
   }
   /// Queries in units of the keys' channels, and the part of them that is not turned.
   void prepare_short_queries() {
@@ -358,6 +353,9 @@ class Keys {
       for (int c = 0; c < d; ++c) q[c] *= inverse;
       HWY_NAMESPACE::spread_shorts(q + rotary, d - rotary, to + (rotary / 8 * work_.queries + g) * 32,
                                    32 * work_.queries);
+      for (int octet = rotary / 8; quads_ && octet < d / 8; octet += 4) {
+        order_quad(to + (octet * work_.queries + g) * 32, 32 * work_.queries);
+      }
     }
   }
   void turn_short_queries(int32_t block) {
@@ -365,14 +363,36 @@ class Keys {
     const int64_t base = int64_t{block} * (rotary / 2);
     auto* const to = reinterpret_cast<int16_t*>(s_.spread);
     for (int g = 0; g < work_.queries; ++g) {
-      turn_shorts(s_.scaled + g * shape_.head_dim, rope_.base_cosine + base, rope_.base_sine + base, rotary,
-                  shape_.rope == KVCC_ROPE_INTERLEAVED, to + 32 * g, 32 * work_.queries);
+      const float* const query = s_.scaled + g * shape_.head_dim;
+      const float *const cosine = rope_.base_cosine + base, *const sine = rope_.base_sine + base;
+      if (quads_) {
+        turn_quads(query, cosine, sine, rotary / 2, to + 32 * g, 32 * work_.queries);
+      } else {
+        turn_shorts(query, cosine, sine, rotary, shape_.rope == KVCC_ROPE_INTERLEAVED, to + 32 * g, 32 * work_.queries);
+      }
     }
   }
-  void score_shorts(const int16_t* levels, float* scores) const {
-    const ShortKeys k{levels,        s_.constants,  s_.turns,    reinterpret_cast<const int16_t*>(s_.spread),
-                      shape_.octets, shape_.rotary, shape_.rope, work_.queries};
-    score_shorts_all(k, s_.kept.score_unit, scores);
+  ShortKeys short_keys(const int16_t* levels) const {
+    return {levels,        s_.constants,  s_.turns,    reinterpret_cast<const int16_t*>(s_.spread),
+            shape_.octets, shape_.rotary, shape_.rope, work_.queries};
+  }
+  /// score_page() in 16 bits.
+  void score_short_page(int32_t i, TileScratch& tile, float* HWY_RESTRICT scores) {
+    const PageParts parts = pages_.at(i), ahead = pages_.at(std::min(i + 1, work_.page_end - 1));
+    prefetch(ahead, records_, false);
+    block_ = i + cache_.sink / KVCC_ROPE_BLOCK;
+    if (shape_.rotary > 0) turn_short_queries(block_);
+    if (quads_) {
+      const QuadTile quads{sort_quads(bits_, parts.codes, shape_.head_dim, tile), s_.shorts, bits_, shape_.octets,
+                           ahead.codes};
+      return score_quads_all(quads, short_keys(nullptr), s_.kept.score_unit, scores);
+    }
+    decode(bits_, parts.codes, shape_.head_dim, levels_, s_.shorts, tile, ahead.codes);
+    const bool extra = sparse_ && read_outliers(parts, tile);
+    score_shorts_all(short_keys(tile.shorts), s_.kept.score_unit, scores);
+    if (extra) [[unlikely]] {
+      for (int j = 0; j < work_.queries * kPage; ++j) scores[j] += s_.extra[j];
+    }
   }
 #endif
 
@@ -384,7 +404,7 @@ class Keys {
   KeyShape shape_;
   int bits_;
   const float* levels_;
-  bool sparse_, shorts_ = false;
+  bool sparse_, shorts_ = false, quads_ = false;
   HeadPages pages_;
   int32_t base_ = -1, spread_base_ = -1;  ///< what the queries are turned back by
   int records_ = 0;                       ///< of the last tile

@@ -162,50 +162,63 @@ HWY_INLINE void turn_shorts(const float* HWY_RESTRICT query, const float* HWY_RE
   }
 }
 
-/// A tile's weights of one query, times the scales of tokens unless null, to 16 bits and spread, a band every `stride`
-/// numbers. Returns what a unit is worth, in all lanes.
-HWY_INLINE __m512 spread_weights(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT scale,
-                                 int16_t* HWY_RESTRICT to, ptrdiff_t stride) {
-  __m512 w[4], sum = _mm512_setzero_ps(), most = sum;
-  KVCC_CPU_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    w[i] = _mm512_loadu_ps(weights + 16 * i);
-    if (scale != nullptr) w[i] = _mm512_mul_ps(w[i], _mm512_load_ps(scale + 16 * i));
-    const __m512 size = _mm512_abs_ps(w[i]);
-    sum = _mm512_add_ps(sum, size);
-    most = _mm512_max_ps(most, size);
-  }
-  // A lane adds up tokens 2 t and 2 t + 1 of eight bands.
-  sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0x4e));
-  sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
-  most = _mm512_max_ps(_mm512_mul_ps(most, _mm512_set1_ps(1.0f / 32767.0f)),
-                       _mm512_mul_ps(sum, _mm512_set1_ps(1.0f / kMostFactors)));
-  most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0x4e));
-  most = _mm512_max_ps(most, _mm512_shuffle_f32x4(most, most, 0xb1));
-  most = _mm512_max_ps(most, _mm512_permute_ps(most, 0x4e));
-  most = _mm512_max_ps(most, _mm512_permute_ps(most, 0xb1));
-  const __m512 unit = _mm512_max_ps(most, _mm512_set1_ps(1e-30f));
-  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), unit);
-  KVCC_CPU_UNROLL
-  for (int i = 0; i < 4; ++i, to += 2 * stride) spread_octets(_mm512_mul_ps(w[i], inverse), to, to + stride);
-  return unit;
+/// Sixteen weights of two bands to 16 bits and spread in the order of quads (quads-inl.h).
+HWY_INLINE void spread_bands(__m512 x, int16_t* to, int16_t* next) {
+  const __m512i first = _mm512_set_epi32(6, 6, 6, 6, 4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0);
+  const __m512i second = _mm512_set_epi32(7, 7, 7, 7, 5, 5, 5, 5, 3, 3, 3, 3, 1, 1, 1, 1);
+  const __m512i all = _mm512_cvtps_epi32(x);
+  const __m256i upper = _mm256_slli_epi32(_mm512_extracti64x4_epi64(all, 1), 16);
+  const __m512i pairs = _mm512_castsi256_si512(_mm256_mask_blend_epi16(0xaaaa, _mm512_castsi512_si256(all), upper));
+  _mm512_store_si512(to, _mm512_permutexvar_epi32(first, pairs));
+  _mm512_store_si512(next, _mm512_permutexvar_epi32(second, pairs));
 }
 
-// Highway's target has AVX512_VNNI, but does not name it to the compiler. Functions from here to pop_options are not to
-// be inlined.
-#if HWY_COMPILER_GCC_ACTUAL
-#pragma GCC push_options
-#pragma GCC target("avx512vnni")
-#endif
+/// A tile's weights of one query, times the scales of tokens unless null.
+struct ScaledWeights {
+  __m512 w[4];
 
-/// sum += a0 b0 + a1 b1 in every 32-bit lane.
+  HWY_INLINE ScaledWeights(const float* HWY_RESTRICT weights, const float* HWY_RESTRICT scale) {
+    KVCC_CPU_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      w[i] = _mm512_loadu_ps(weights + 16 * i);
+      if (scale != nullptr) w[i] = _mm512_mul_ps(w[i], _mm512_load_ps(scale + 16 * i));
+    }
+  }
+};
+
+/// What a unit of a query's weights is worth in 16 bits, for tokens 2 t and 2 t + 1 of eight bands, whose products one
+/// lane adds up: at the places of these tokens.
+HWY_INLINE __m512 short_weight_units(const ScaledWeights& x) {
+  __m512 sum = _mm512_add_ps(_mm512_add_ps(_mm512_abs_ps(x.w[0]), _mm512_abs_ps(x.w[1])),
+                             _mm512_add_ps(_mm512_abs_ps(x.w[2]), _mm512_abs_ps(x.w[3])));
+  sum = _mm512_add_ps(sum, _mm512_shuffle_f32x4(sum, sum, 0x4e));
+  sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
+  return _mm512_max_ps(_mm512_mul_ps(sum, _mm512_set1_ps(1.0f / 32767.0f)), _mm512_set1_ps(1e-30f));
+}
+
+/// Weights to 16 bits and spread, a vector every `stride` numbers; returns their units by lane of the sums.
+template <bool kQuads>
+HWY_INLINE __m512 spread_weights(const ScaledWeights& weights, __m512 units, int16_t* HWY_RESTRICT to,
+                                 ptrdiff_t stride) {
+  const __m512i by_lane = _mm512_set_epi32(6, 6, 6, 6, 4, 4, 4, 4, 2, 2, 2, 2, 0, 0, 0, 0);
+  const __m512 inverse = _mm512_div_ps(_mm512_set1_ps(1.0f), units);
+  KVCC_CPU_UNROLL
+  for (int i = 0; i < 4; ++i, to += 2 * stride) {
+    const __m512 x = _mm512_mul_ps(weights.w[i], inverse);
+    if constexpr (kQuads) {
+      spread_bands(x, to, to + stride);
+    } else {
+      spread_octets(x, to, to + stride);
+    }
+  }
+  return _mm512_permutexvar_ps(by_lane, units);
+}
+
+/// sum += a0 b0 + a1 b1 in every 32-bit lane. Highway's target has AVX512_VNNI, but does not name it to the compiler;
+/// and where GCC 12 knows the instruction, it copies sums to and fro around it.
 HWY_INLINE __m512i add_products(__m512i sum, __m512i a, __m512i b) {
-#if HWY_COMPILER_GCC_ACTUAL
-  return _mm512_dpwssd_epi32(sum, a, b);
-#else
-  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(a), "vm"(b));
   return sum;
-#endif
 }
 
 /// Sums over t of four vectors of 16 lanes: 16 tokens.
@@ -245,8 +258,11 @@ struct ShortSums {
   }
 };
 
+HWY_INLINE __m512i short_key(__m512i level, __m512i scale, __m512i zero) {
+  return _mm512_add_epi16(_mm512_mulhrs_epi16(level, scale), zero);
+}
 HWY_INLINE __m512i short_key(const int16_t* HWY_RESTRICT level, __m512i scale, __m512i zero) {
-  return _mm512_add_epi16(_mm512_mulhrs_epi16(_mm512_load_si512(level), scale), zero);
+  return short_key(_mm512_load_si512(level), scale, zero);
 }
 
 /// Scores [64] of kQueries queries, in units of `unit`.
@@ -352,10 +368,6 @@ HWY_NOINLINE void mix_shorts(const int16_t* HWY_RESTRICT levels, const int16_t* 
     }
   }
 }
-
-#if HWY_COMPILER_GCC_ACTUAL
-#pragma GCC pop_options
-#endif
 
 /// The two above for any number of queries.
 template <bool kHalves>

@@ -1,8 +1,8 @@
 // Weighted sums of one head's value tiles: codes decoded, multiplied by weights of tokens and gathered over tiles in
 // the order of the levels; reduced over t once, at the end.
 //
-// Errors, relative to the sum over tokens of |weight| (|scale| + |zero|): f32 2^-20, i16 2^-11 (2^-9 with outliers): a
-// tile's weights are kept to 2^-15 of the greatest, or less where many are large; sums are exact in 32 bits.
+// Errors, relative to the sum over tokens of |weight| (|scale| + |zero|): f32 2^-20, i16 2^-11 (2^-9 with outliers):
+// weights are kept to 2^-16 of what a lane of a tile adds up, 16 of them; sums are exact in 32 bits.
 #if defined(KVCC_KERNELS_CPU_VALUES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVCC_KERNELS_CPU_VALUES_INL_H_
 #undef KVCC_KERNELS_CPU_VALUES_INL_H_
@@ -29,6 +29,7 @@ struct alignas(64) ValueScratch {
   OutlierTables outliers;
 #if KVCC_CPU_I16
   alignas(64) int16_t shorts[32];
+  alignas(64) float unit[kMaxQueries * 16];  ///< of 16-bit weights and levels, by lane of the sums
 #endif
 };
 
@@ -89,6 +90,7 @@ class Values {
     std::memset(s_.zeros, 0, sizeof s_.zeros);
 #if KVCC_CPU_I16
     shorts_ = tables.arithmetic == KVCC_ARITHMETIC_I16 && bits_ <= 4 && fill_shorts();
+    quads_ = shorts_ && !sparse_ && quads_serve_values(head_dim_);
 #endif
     (void)tables;
     if (sparse_ && !by_token_) s_.outliers.set_channels(cache, work.head, head_dim_, level_unit_);
@@ -96,17 +98,14 @@ class Values {
 
   /// Adds page i. weights [queries, 64], finite, 0 where a slot is not visible.
   void add_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights) {
+#if KVCC_CPU_I16
+    if (shorts_) return add_short_page(i, tile, weights);
+#endif
     const PageParts parts = pages_.at(i), ahead = pages_.at(std::min(i + 1, work_.page_end - 1));
     prefetch(ahead, records_, by_token_);
-    decode(bits_, parts.codes, head_dim_, levels_, shorts_levels(), tile, ahead.codes);
+    decode(bits_, parts.codes, head_dim_, levels_, nullptr, tile, ahead.codes);
     weigh(parts, work_.context.slots(i), weights);
-    if (sparse_) {
-      records_ = parts.ends[mma::kClasses - 1];
-      add_outliers(parts, tile, weights);
-    }
-#if KVCC_CPU_I16
-    if (shorts_) return mix_shorts(tile.shorts, weights);
-#endif
+    if (sparse_) add_outliers(parts, tile, weights);
     const int queries = work_.queries;
     for (int g = 0; g < queries; ++g) {
       for (int token = 0; token < kPage; ++token) {
@@ -172,13 +171,6 @@ class Values {
   }
 
  private:
-  /// Null: the head is read in f32.
-  const int16_t* shorts_levels() const {
-#if KVCC_CPU_I16
-    if (shorts_) return s_.shorts;
-#endif
-    return nullptr;
-  }
   float scale_of(int channel) const { return channel_scale(cache_, work_.head, head_dim_, channel); }
   float zero_of(int channel) const { return channel_zero(cache_, work_.head, head_dim_, channel); }
 
@@ -205,6 +197,7 @@ class Values {
       if (channel < head_dim_) add_missing(token, channel, missing, weights);
     };
     const int capacity = cache_.sparse_capacity;
+    records_ = parts.ends[mma::kClasses - 1];
 #if KVCC_CPU_I16
     if (shorts_ && by_token_) {
       return write_outliers<mma::Tensor::value, true, true>(parts, capacity, head_dim_, s_.outliers, tile, rest);
@@ -224,16 +217,40 @@ class Values {
 
 #if KVCC_CPU_I16
   bool fill_shorts() { return make_shorts(levels_, bits_, sparse_, s_.shorts, level_unit_); }
-  void mix_shorts(const int16_t* levels, const float* HWY_RESTRICT weights) {
+  /// Weights to 16 bits and spread, in s_.spread; what their units are worth in s_.unit.
+  void spread_short_weights(const float* HWY_RESTRICT weights) {
     auto* const spread = reinterpret_cast<int16_t*>(s_.spread);
-    const int queries = work_.queries, octets = head_dim_ / 8;
-    alignas(64) float unit[kMaxQueries * 16];
-    for (int g = 0; g < queries; ++g) {
-      const __m512 one =
-          spread_weights(weights + g * kPage, by_token_ ? s_.scale : nullptr, spread + 32 * g, 32 * queries);
-      _mm512_store_ps(unit + 16 * g, _mm512_mul_ps(one, _mm512_set1_ps(level_unit_)));
+    const float* const scale = by_token_ ? s_.scale : nullptr;
+    const ptrdiff_t stride = 32 * work_.queries;
+    for (int g = 0; g < work_.queries; ++g) {
+      const ScaledWeights scaled(weights + g * kPage, scale);
+      const __m512 units = short_weight_units(scaled);
+      int16_t* const to = spread + 32 * g;
+      const __m512 by_lane =
+          quads_ ? spread_weights<true>(scaled, units, to, stride) : spread_weights<false>(scaled, units, to, stride);
+      _mm512_store_ps(s_.unit + 16 * g, _mm512_mul_ps(by_lane, _mm512_set1_ps(level_unit_)));
     }
-    mix_shorts_all(levels, spread, octets, queries, unit, s_.sum);
+  }
+  /// add_page() in 16 bits.
+  void add_short_page(int32_t i, TileScratch& tile, const float* HWY_RESTRICT weights) {
+    const PageParts parts = pages_.at(i), ahead = pages_.at(std::min(i + 1, work_.page_end - 1));
+    const uint32_t* words = nullptr;
+    const int octets = head_dim_ / 8;
+    prefetch(ahead, records_, by_token_);
+    if (quads_) {
+      words = join_bands(sort_quads(bits_, parts.codes, head_dim_, tile), head_dim_, tile);
+    } else {
+      decode(bits_, parts.codes, head_dim_, levels_, s_.shorts, tile, ahead.codes);
+    }
+    weigh(parts, work_.context.slots(i), weights);
+    if (sparse_) add_outliers(parts, tile, weights);
+    spread_short_weights(weights);
+    const auto* const spread = reinterpret_cast<const int16_t*>(s_.spread);
+    if (quads_) {
+      const QuadTile quads{words, s_.shorts, bits_, octets, ahead.codes};
+      return mix_quads_all(quads, spread, work_.queries, s_.unit, s_.sum);
+    }
+    mix_shorts_all(tile.shorts, spread, octets, work_.queries, s_.unit, s_.sum);
   }
 #endif
 
@@ -242,7 +259,7 @@ class Values {
   ValueScratch& s_;
   int head_dim_, bits_;
   const float* levels_;
-  bool sparse_, by_token_, shorts_ = false;
+  bool sparse_, by_token_, shorts_ = false, quads_ = false;
   HeadPages pages_;
   float level_unit_ = 1;
   int records_ = 0;  ///< of the last tile

@@ -200,6 +200,18 @@ std::vector<ReaderCase> edge_cases() {
       });
     }
   }
+  for (const int bits : {2, 3, 4}) {  // i16 without a tile of levels, all of the channels turned, part of them or none
+    for (const int d : {32, 64, 96, 128, 256}) {
+      add([&](ReaderCase& c) {
+        c.head_dim = c.value_dim = d;
+        c.rotary = d < 64 ? 0 : d < 256 ? 64 : 256;
+        c.rope = c.rotary == 0 ? KVCC_ROPE_NONE : KVCC_ROPE_HALF;
+        c.key_bits = c.value_bits = {static_cast<uint8_t>(bits)};
+        c.group = d == 128 ? 5 : 3;
+        c.outliers = 0;
+      });
+    }
+  }
   for (const double outliers : {0.0, 0.05, 0.9}) {
     for (const int rope : {KVCC_ROPE_NONE, KVCC_ROPE_HALF, KVCC_ROPE_INTERLEAVED}) {
       add([&](ReaderCase& c) {
