@@ -138,16 +138,14 @@ std::vector<float> token_weights(const UnitRows& rows) {
 UnitTransform fisher_transform(const UnitRows& rows, std::span<const float> weights, const FisherOptions& options,
                                const std::string& place) {
   const int n = rows.size;
-  double gradients = 0, mean_weight = 0;
+  double gradients = 0;
   for (int64_t t = 0; t < rows.tokens; ++t) {
     if (!rows.fitted[t] || !(weights[t] > 0)) continue;
     gradients += 1;
-    mean_weight += weights[t];
   }
-  mean_weight /= std::max(gradients, 1.0);
   // Few tokens have most of the weight, too few for the directions of a large unit.
   const auto weight_of = [&](int64_t t) {
-    return weights[t] > 0 ? options.own_weight * weights[t] + (1 - options.own_weight) * mean_weight : 0.0;
+    return weights[t] > 0 ? std::pow(static_cast<double>(weights[t]), options.weight_power) : 0.0;
   };
   double total = 0;
   std::vector<double> mean(n);

@@ -32,8 +32,8 @@ struct UnitTransform {
 struct FisherOptions {
   Rotation rotation = Rotation::fklt_head;  ///< or none: channels grouped by correlation, in blocks of `width`
   int width = 0;
-  double shrink = 0.1;    ///< of the metric, towards its diagonal
-  double own_weight = 1;  ///< share of tokens' own weights in mean and covariance; the rest is their mean weight
+  double shrink = 0.1;      ///< of the metric, towards its diagonal
+  double weight_power = 1;  ///< of tokens' weights in mean and covariance
 };
 
 /// [tokens] w(t): the token's mean over channels of g^2 / E[g^2], for all tokens; heavy tokens are divided by its root

@@ -92,7 +92,7 @@ VectorFit::Data VectorFit::data_of(const LayerActivations& a, int tensor) const 
   std::fill_n(data.in_fit.begin(), data.fitted, 1);
   for (int64_t s = 0; s < used; ++s) data.in_fit[a.starts[s]] = 0;
   const bool weighted = schemes_[0].weight != FitWeight::none && !grad.empty();
-  const int units = scheme_of(tensor).rotation == Rotation::fklt_layer ? 1 : heads, size = heads * dim / units;
+  const int units = units_of(tensor), size = unit_size(tensor);
   for (int u = 0; u < units; ++u) {
     const int64_t at = int64_t{u} * size;
     data.rows.push_back(
@@ -125,8 +125,10 @@ WeightedPoints VectorFit::points(const Data& data, const Block& block, const Gro
           data.weights[block.unit].data() + first};
 }
 
-std::vector<float> VectorFit::smoothed(const WeightedPoints& points) const {
-  return smoothed_weights(points, settings_.weight_cells, settings_.own_weight);
+std::vector<float> VectorFit::tempered(const WeightedPoints& points) const {
+  std::vector<float> weights(points.weight, points.weight + points.points.count);
+  for (float& w : weights) w = static_cast<float>(std::pow(w, settings_.weight_power));
+  return weights;
 }
 
 std::vector<float> VectorFit::energies(const Data& data) const {
@@ -143,8 +145,7 @@ std::vector<float> VectorFit::energies(const Data& data) const {
 
 std::vector<VectorFit::Block> VectorFit::blocks_of(int tensor) const {
   const TensorScheme& scheme = scheme_of(tensor);
-  const int units = scheme.rotation == Rotation::fklt_layer ? 1 : shape_.kv_heads;
-  const int size = shape_.kv_heads * dim_of(tensor) / units;
+  const int units = units_of(tensor), size = unit_size(tensor);
   std::vector<Block> blocks;
   for (int u = 0; u < units; ++u) {
     for (int at = 0, taken = 0; at < size; at += taken) {
@@ -184,7 +185,7 @@ void VectorFit::tabulate(int row, const LayerActivations& activations) {
     const std::string place = "layer " + std::to_string(activations.layer) + (d.tensor == 0 ? " key" : " value");
     const TensorScheme& scheme = scheme_of(d.tensor);
     d.units[u] = fisher_transform(d.rows[u], d.weights[u],
-                                  {scheme.rotation, scheme.width, settings_.shrink, settings_.own_spread}, place);
+                                  {scheme.rotation, scheme.width, settings_.shrink, settings_.spread_power}, place);
   });
   for (int tensor = 0; tensor < kTensors; ++tensor) {
     transform(data[tensor]);
@@ -202,13 +203,11 @@ void VectorFit::tabulate(int row, const LayerActivations& activations) {
     const Task& task = tasks[i];
     const Data& d = data[task.tensor];
     Group& group = *task.group;
-    WeightedPoints fitted = points(d, *task.block, group, true);
-    const WeightedPoints held = points(d, *task.block, group, false);
-    const std::vector<float> weights = smoothed(fitted);
-    fitted.weight = weights.data();
-    group.books = grow_codebooks(fitted, scheme_of(task.tensor).bits, settings_.table_rounds);
+    const WeightedPoints fitted = points(d, *task.block, group, true), held = points(d, *task.block, group, false);
+    const std::vector<float> weights = tempered(fitted);
+    group.books = grow_codebooks({fitted.points, weights.data()}, scheme_of(task.tensor).bits, settings_.table_rounds);
     for (const VectorCodebook& book : group.books) {
-      group.fitted.push_back(0.5 * book.error / static_cast<double>(fitted.points.count));
+      group.fitted.push_back(0.5 * coding_error(fitted, book.vectors) / static_cast<double>(fitted.points.count));
       if (held.points.count > 0) {
         group.held_out.push_back(0.5 * coding_error(held, book.vectors) / static_cast<double>(held.points.count));
       }
@@ -247,25 +246,30 @@ void VectorFit::read_table(int row, ByteReader& in) {
   }
 }
 
-void VectorFit::allocate() {
-  // How much more a codebook loses on text that it has not seen, by width and bits over the whole model: single groups'
-  // errors on so little text are too uncertain.
-  std::map<std::pair<int, size_t>, std::pair<double, int64_t>> excess;  // sum of logarithms, count
-  for (const Tensor& tensor : tensors_) {
-    for (const Block& block : tensor.blocks) {
+Excess VectorFit::excess() const {
+  std::vector<HeldOutRatio> ratios;
+  for (size_t t = 0; t < tensors_.size(); ++t) {
+    for (const Block& block : tensors_[t].blocks) {
       for (const std::vector<Group>& way : block.ways) {
         for (const Group& group : way) {
           for (size_t b = 0; b < group.held_out.size(); ++b) {
-            const double ratio = group.held_out[b] * group.fitted[0] / (group.held_out[0] * group.fitted[b]);
-            if (!(ratio > 0) || !std::isfinite(ratio)) continue;
-            auto& [sum, count] = excess[{group.width, b}];
-            sum += std::log(ratio);
-            ++count;
+            const double ratio = std::log(group.held_out[b] / group.fitted[b]);
+            if (!std::isfinite(ratio)) continue;
+            ratios.push_back({static_cast<int>(t), group.width, place_of(t, group), static_cast<int>(b), ratio});
           }
         }
       }
     }
   }
+  return Excess(ratios);
+}
+
+int VectorFit::place_of(size_t tensor, const Group& group) const {
+  return group.first * kExcessPlaces / unit_size(static_cast<int>(tensor % kTensors));
+}
+
+void VectorFit::allocate() {
+  const Excess more = excess();
   double numbers = 0;
   for (const Tensor& tensor : tensors_) numbers += tensor.numbers;
   const double elements =
@@ -275,7 +279,8 @@ void VectorFit::allocate() {
     const double full = std::min<double>(scheme.sink + scheme.residual, context) / context;
     std::vector<GroupChoice> choices;
     first_block_.clear();
-    for (const Tensor& tensor : tensors_) {
+    for (size_t t = 0; t < tensors_.size(); ++t) {
+      const Tensor& tensor = tensors_[t];
       first_block_.push_back(choices.size());
       for (const Block& block : tensor.blocks) {
         GroupChoice choice;
@@ -284,12 +289,11 @@ void VectorFit::allocate() {
           for (const Group& group : way) {
             RateCurve curve;
             for (size_t b = 0; b < group.fitted.size(); ++b) {
-              const auto found = excess.find({group.width, b});
-              const double factor =
-                  found == excess.end() ? 1 : std::exp(found->second.first / static_cast<double>(found->second.second));
-              curve.error.push_back(group.fitted[b] * factor);
+              const int bits = static_cast<int>(b);
+              curve.error.push_back(group.fitted[b] *
+                                    more.factor(static_cast<int>(t), group.width, place_of(t, group), bits));
               curve.cost.push_back(static_cast<double>(b) * (1 - full) +
-                                   bits_of_numbers(std::ldexp(group.width, static_cast<int>(b))));
+                                   bits_of_numbers(std::ldexp(group.width, bits)));
             }
             curves.push_back(std::move(curve));
           }
@@ -329,7 +333,7 @@ std::vector<LayerVectors> VectorFit::fit(int row, const LayerActivations& activa
       tasks[i]->second = group.books[bits];
       if (bits == 0) return;
       WeightedPoints fitted = points(data, block, group, true);
-      const std::vector<float> weights = smoothed(fitted);
+      const std::vector<float> weights = tempered(fitted);
       fitted.weight = weights.data();
       improve(fitted, tasks[i]->second, settings_.final_rounds);
     });

@@ -236,24 +236,6 @@ void improve(const WeightedPoints& points, VectorCodebook& codebook, int rounds)
   run_lloyd(lloyd, codebook, rounds);
 }
 
-std::vector<float> smoothed_weights(const WeightedPoints& points, int bits, double own) {
-  const int64_t count = points.points.count;
-  if (own >= 1) return {points.weight, points.weight + count};
-  const VectorCodebook cells = grow_codebooks(points, bits, 1).back();
-  std::vector<uint16_t> cell(count);
-  nearest_vectors(points.points, cells.vectors.data(), 1 << bits, cell.data(), nullptr);
-  std::vector<double> sum(size_t{1} << bits), members(size_t{1} << bits);
-  for (int64_t t = 0; t < count; ++t) {
-    sum[cell[t]] += points.weight[t];
-    members[cell[t]] += 1;
-  }
-  std::vector<float> weights(count);
-  for (int64_t t = 0; t < count; ++t) {
-    weights[t] = static_cast<float>(own * points.weight[t] + (1 - own) * sum[cell[t]] / members[cell[t]]);
-  }
-  return weights;
-}
-
 double coding_error(const WeightedPoints& points, std::span<const float> vectors) {
   return Lloyd(points).assign({vectors.begin(), vectors.end()});
 }

@@ -30,11 +30,6 @@ std::vector<VectorCodebook> grow_codebooks(const WeightedPoints& points, int max
 /// point that is worst off; one whose points all weigh nothing stays.
 void improve(const WeightedPoints& points, VectorCodebook& codebook, int rounds);
 
-/// Weights of which a share `own` stays with the point, and the rest becomes the mean weight of its cell, one of
-/// 2^bits of a codebook of the points. What a region of the space matters is kept, and what single tokens happen to
-/// weigh is averaged out, so that codebooks follow fewer of them by heart.
-std::vector<float> smoothed_weights(const WeightedPoints& points, int bits, double own);
-
 /// The error of the points under the vectors [entries, width].
 double coding_error(const WeightedPoints& points, std::span<const float> vectors);
 

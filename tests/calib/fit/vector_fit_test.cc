@@ -81,6 +81,34 @@ TEST(FisherTransform, WhitensTheMetricAndDecorrelates) {
   }
 }
 
+TEST(FisherTransform, TempersTheWeightsOfMeanAndCovarianceAlone) {
+  const MadeLayer layer = made_layer(6, 200);
+  const std::vector<uint8_t> fitted = without_first(layer);
+  const UnitRows rows = rows_of(layer, fitted);
+  const std::vector<float> weights = token_weights(rows);
+  const UnitTransform plain = fisher_transform(rows, weights, {Rotation::fklt_layer, 0, 0.1, 1.0}, "made");
+  const UnitTransform half = fisher_transform(rows, weights, {Rotation::fklt_layer, 0, 0.1, 0.5}, "made");
+  std::vector<double> mean(rows.size);
+  double total = 0;
+  for (int64_t t = 0; t < rows.tokens; ++t) {
+    if (!fitted[t]) continue;
+    total += std::sqrt(weights[t]);
+    for (int i = 0; i < rows.size; ++i) mean[i] += std::sqrt(weights[t]) * layer.key[t * rows.size + i];
+  }
+  for (int i = 0; i < rows.size; ++i) {
+    EXPECT_NEAR(half.mean[i], mean[i] / total, 1e-4);
+    for (int j = 0; j < rows.size; ++j) {  // forward^T forward is the metric, whatever the directions
+      double a = 0, b = 0;
+      for (int k = 0; k < rows.size; ++k) {
+        a += double{plain.forward[k * rows.size + i]} * plain.forward[k * rows.size + j];
+        b += double{half.forward[k * rows.size + i]} * half.forward[k * rows.size + j];
+      }
+      EXPECT_NEAR(a, b, 1e-3 * (std::abs(a) + 1e-4));
+    }
+  }
+  EXPECT_NE(plain.mean, half.mean);
+}
+
 TEST(FisherTransform, GroupsChannelsThatBelongTogether) {
   // Channels 0, 5, 2, 7 are one signal; so are 1, 4, 3, 6.
   std::mt19937 random(2);

@@ -109,27 +109,6 @@ TEST(VectorKmeans, FewDifferentPointsAndNoWeights) {
   }
 }
 
-TEST(VectorKmeans, SmoothedWeightsKeepTheirRegionsSum) {
-  Points points = made_points(2, 800, 6);
-  const auto count = points.weight.size();
-  for (size_t t = 0; t < count; ++t) points.weight[t] *= points.z[t] > 0 ? 10.0f : 1.0f;  // a region that matters more
-  EXPECT_EQ(smoothed_weights(points.view(), 3, 1.0), points.weight);
-  const std::vector<float> smooth = smoothed_weights(points.view(), 3, 0.0),
-                           half = smoothed_weights(points.view(), 3, 0.5);
-  double sums[2][2] = {}, spread[2] = {};
-  for (size_t t = 0; t < count; ++t) {
-    const int side = points.z[t] > 0 ? 1 : 0;
-    sums[0][side] += points.weight[t];
-    sums[1][side] += smooth[t];
-    spread[0] += std::pow(points.weight[t], 2);
-    spread[1] += std::pow(smooth[t], 2);
-    EXPECT_NEAR(half[t], (points.weight[t] + smooth[t]) / 2, 1e-4 * (1 + half[t]));
-  }
-  EXPECT_NEAR(sums[1][0] + sums[1][1], sums[0][0] + sums[0][1], 1e-3 * sums[0][1]);
-  EXPECT_GT(sums[1][1], 2 * sums[1][0]) << "the region still matters more";
-  EXPECT_LT(spread[1], 0.8 * spread[0]) << "single tokens less";
-}
-
 TEST(VectorKmeans, AVectorWithoutPointsTakesTheWorstOne) {
   Points points{1, {0, 0.1f, 5, 9}, {1, 1, 1, 1}};
   VectorCodebook book{{0, 100, 101}, 0};
