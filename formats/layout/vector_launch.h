@@ -21,6 +21,8 @@ typedef struct KvccVectorQuad {
   int32_t first_bit; /* bits of a token's head before its code */
   int32_t bits;      /* of the code, 1 to 12 */
   int64_t table;     /* of its [2^bits, 4] rows in `tables`; what is beyond the width is 0 */
+  int64_t plane;     /* of the same by coordinate, [width, entries] with entries = max(16, 2^bits), for codes of at most
+                        6 bits, which vector registers can hold; else -1 */
 } KvccVectorQuad;
 
 /* A group as pack sees it. */

@@ -10,6 +10,7 @@
 namespace kvcc::cpu {
 namespace {
 
+constexpr int kMostPlaneBits = 6;  // KvccVectorQuad::plane
 constexpr size_t kPlaneStep = 16;  // entries of a plane come in as many
 
 Error refuse(std::string found, std::string wanted, std::string hint = "") {
@@ -148,10 +149,17 @@ void VectorTables::add_quads(const VectorQuantiser& q, const CodeGroup& group, i
   for (size_t at = 0; at < places.size(); at += KVCC_VECTOR_ROW) {
     const int width = static_cast<int>(std::min<size_t>(KVCC_VECTOR_ROW, places.size() - at));
     int32_t& first = places_.back();
-    quads_.push_back({first, width, first_bit, group.bits, static_cast<int64_t>(tables_.size())});
+    quads_.push_back({first, width, first_bit, group.bits, static_cast<int64_t>(tables_.size()), -1});
     for (int i = 0; i < width; ++i) place_[row + first++] = places[at + i];
     for (int code = 0; code < group.entries(); ++code) {
       for (int i = 0; i < KVCC_VECTOR_ROW; ++i) tables_.push_back(i < width ? value(code, places[at + i]) : 0.0f);
+    }
+    if (group.bits > kMostPlaneBits) continue;
+    quads_.back().plane = static_cast<int64_t>(tables_.size());
+    for (int i = 0; i < width; ++i) {
+      for (int code = 0; code < std::max(16, group.entries()); ++code) {
+        tables_.push_back(code < group.entries() ? value(code, places[at + i]) : 0.0f);
+      }
     }
   }
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "formats/layout/vector.h"
 #include "kernels/cpu/decode-inl.h"
@@ -55,7 +56,8 @@ class VectorWords {
     }
   }
 
-  /// Where the rows of a quad's codes begin: 4 code, of all 64 tokens.
+  /// Of all 64 tokens: where the rows of a quad's codes begin, 4 code; or with kShift 0 the codes.
+  template <int kShift = 2>
   HWY_INLINE void Offsets(const KvccVectorQuad& quad, uint32_t* HWY_RESTRICT out) const {
     const DU d;
     const int bit = 2 * quad.first_bit, shift = bit % 32, over = shift + 2 * quad.bits - 32;
@@ -64,8 +66,8 @@ class VectorWords {
     for (int lane = 0; lane < 32; lane += kLanes) {
       VU field = hn::ShiftRightSame(hn::LoadU(d, low + lane), shift);
       if (over > 0) field = hn::Or(field, hn::ShiftLeftSame(hn::LoadU(d, high + lane), 32 - shift));
-      hn::Store(hn::ShiftLeft<2>(hn::And(field, mask)), d, out + lane);
-      hn::Store(hn::ShiftLeft<2>(hn::And(hn::ShiftRightSame(field, quad.bits), mask)), d, out + 32 + lane);
+      hn::Store(hn::ShiftLeft<kShift>(hn::And(field, mask)), d, out + lane);
+      hn::Store(hn::ShiftLeft<kShift>(hn::And(hn::ShiftRightSame(field, quad.bits), mask)), d, out + 32 + lane);
     }
   }
 
@@ -123,6 +125,57 @@ struct QuadVectors {
   HWY_INLINE QuadVectors() {}  // the implicit one would not be of the target (NEON)
 };
 
+#undef KVCC_CPU_PLANES
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+#define KVCC_CPU_PLANES 1
+
+/// One coordinate of a table of up to 16 kVectors entries, in registers.
+template <int kVectors>
+struct Plane {
+  VF t[kVectors];
+
+  explicit HWY_INLINE Plane(const float* from) {
+    KVCC_CPU_UNROLL
+    for (int i = 0; i < kVectors; ++i) t[i] = hn::LoadU(DF(), from + 16 * i);
+  }
+  HWY_INLINE VF At(VU code) const {
+    if constexpr (kVectors == 1) {
+      return VF{_mm512_permutexvar_ps(code.raw, t[0].raw)};
+    } else {
+      const __m512 low = _mm512_permutex2var_ps(t[0].raw, code.raw, t[1].raw);
+      if constexpr (kVectors == 2) return VF{low};
+      const __m512 high = _mm512_permutex2var_ps(t[kVectors - 2].raw, code.raw, t[kVectors - 1].raw);
+      return VF{_mm512_mask_blend_ps(_mm512_test_epi32_mask(code.raw, _mm512_set1_epi32(32)), low, high)};
+    }
+  }
+};
+
+/// f(n, floats of a coordinate) with n, a constant, vectors a coordinate of a quad that has planes.
+template <class F>
+HWY_INLINE void with_plane(int bits, const F& f) {
+  if (bits <= 4) return f(std::integral_constant<int, 1>(), 16);
+  if (bits == 5) return f(std::integral_constant<int, 2>(), 32);
+  f(std::integral_constant<int, 4>(), 64);
+}
+
+/// Coordinates of a quad that has planes.
+template <class To>
+HWY_INLINE void ReadPlanes(const KvccVectorQuad& quad, const float* HWY_RESTRICT tables,
+                           const uint32_t* HWY_RESTRICT codes, int tokens, const To& to) {
+  with_plane(quad.bits, [&](auto n, int step) HWY_ATTR {
+    for (int i = 0; i < quad.width; ++i) {
+      const Plane<decltype(n)::value> plane(tables + quad.plane + i * step);
+      float* HWY_RESTRICT row = to(i);
+      for (int token = 0; token < tokens; token += 16) {
+        hn::Store(plane.At(hn::Load(DU(), codes + token)), DF(), row + token);
+      }
+    }
+  });
+}
+#else
+#define KVCC_CPU_PLANES 0
+#endif
+
 /// Coordinates of a quad of `tokens` tokens, each to its row at to(i).
 template <class To>
 HWY_INLINE void ReadQuad(const KvccVectorQuad& quad, const float* HWY_RESTRICT tables,
@@ -170,8 +223,9 @@ class VectorBatchWords {
   VectorBatchWords(const VectorHead& head, const VectorPages& pages, int32_t first, int count) : count_(count) {
     for (int i = 0; i < count; ++i) words_[i].Read(pages.at(first + i), head.tensor.token_bits[head.head]);
   }
+  template <int kShift = 2>
   HWY_INLINE void Offsets(const KvccVectorQuad& quad, uint32_t* HWY_RESTRICT out) const {
-    for (int i = 0; i < count_; ++i) words_[i].Offsets(quad, out + i * kPage);
+    for (int i = 0; i < count_; ++i) words_[i].template Offsets<kShift>(quad, out + i * kPage);
   }
 
  private:
@@ -186,11 +240,19 @@ HWY_INLINE void ReadRows(const VectorHead& head, const VectorPages& pages, int32
   const VectorBatchWords words(head, pages, first, count);
   const int32_t* const place = head.place();
   for (const KvccVectorQuad& quad : head) {
-    words.Offsets(quad, offset);
-    ReadQuad(quad, head.tensor.tables, offset, count * kPage, [&](int i) {
+    const auto to = [&](int i) {
       const int at = quad.first + i;
       return rows + (kPlaced ? place[at] : at) * kBatch;
-    });
+    };
+#if KVCC_CPU_PLANES
+    if (quad.plane >= 0) {
+      words.Offsets<0>(quad, offset);
+      ReadPlanes(quad, head.tensor.tables, offset, count * kPage, to);
+      continue;
+    }
+#endif
+    words.Offsets(quad, offset);
+    ReadQuad(quad, head.tensor.tables, offset, count * kPage, to);
   }
 }
 

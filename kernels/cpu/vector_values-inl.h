@@ -61,6 +61,51 @@ HWY_NOINLINE void MixQuad(const float* HWY_RESTRICT table, const uint32_t* HWY_R
   }
 }
 
+#if KVCC_CPU_PLANES
+/// Likewise of kCoordinates coordinates of a quad that has planes; plane: of the first.
+template <int kVectors, int kCoordinates, int kQueries>
+HWY_NOINLINE void MixPlanes(const float* HWY_RESTRICT plane, const uint32_t* HWY_RESTRICT codes, int tokens,
+                            const float* HWY_RESTRICT weights, ptrdiff_t step, float* HWY_RESTRICT sums) {
+  const DF d;
+  const Plane<kVectors> first(plane), second(plane + (kCoordinates - 1) * kVectors * 16);
+  VF sum[2][kQueries];
+  KVCC_CPU_UNROLL
+  for (int g = 0; g < kQueries; ++g) {
+    sum[0][g] = hn::Load(d, sums + g * 16);
+    sum[1][g] = hn::Load(d, sums + (kCoordinates - 1) * step + g * 16);
+  }
+  for (int token = 0; token < tokens; token += 16) {
+    const VU code = hn::Load(DU(), codes + token);
+    const VF a = first.At(code), b = second.At(code);
+    KVCC_CPU_UNROLL
+    for (int g = 0; g < kQueries; ++g) {
+      const VF w = hn::Load(d, weights + g * kBatch + token);
+      sum[0][g] = hn::MulAdd(a, w, sum[0][g]);
+      if constexpr (kCoordinates == 2) sum[1][g] = hn::MulAdd(b, w, sum[1][g]);
+    }
+  }
+  KVCC_CPU_UNROLL
+  for (int g = 0; g < kQueries; ++g) {
+    hn::Store(sum[0][g], d, sums + g * 16);
+    if constexpr (kCoordinates == 2) hn::Store(sum[1][g], d, sums + step + g * 16);
+  }
+}
+template <int kQueries>
+HWY_INLINE void MixQuadPlanes(const KvccVectorQuad& quad, const float* tables, const uint32_t* codes, int tokens,
+                              const float* weights, ptrdiff_t step, float* sums) {
+  with_plane(quad.bits, [&](auto n, int floats) HWY_ATTR {
+    constexpr int kVectors = decltype(n)::value;
+    int i = 0;
+    for (; i + 1 < quad.width; i += 2) {
+      MixPlanes<kVectors, 2, kQueries>(tables + quad.plane + i * floats, codes, tokens, weights, step, sums + i * step);
+    }
+    if (i < quad.width) {
+      MixPlanes<kVectors, 1, kQueries>(tables + quad.plane + i * floats, codes, tokens, weights, step, sums + i * step);
+    }
+  });
+}
+#endif
+
 /// Weighted sums of one head's values, for the queries of a block.
 class VectorValues {
  public:
@@ -90,6 +135,18 @@ class VectorValues {
     const VectorBatchWords words(head_, pages_, first, count);
     const ptrdiff_t step = 16 * queries;
     for (const KvccVectorQuad& quad : head_) {
+#if KVCC_CPU_PLANES
+      if (quad.plane >= 0) {
+        words.Offsets<0>(quad, tile.offset);
+        for (int query = 0; query < queries; query += kMixQueries) {
+          with_queries(queries - query, [&](auto n) HWY_ATTR {
+            MixQuadPlanes<decltype(n)::value>(quad, head_.tensor.tables, tile.offset, tokens, weights + query * kBatch,
+                                              step, s_.sum + quad.first * step + query * 16);
+          });
+        }
+        continue;
+      }
+#endif
       words.Offsets(quad, tile.offset);
       const float* const table = head_.tensor.tables + quad.table;
       for (int query = 0; query < queries; query += kMixQueries) {

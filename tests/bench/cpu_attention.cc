@@ -27,8 +27,10 @@ namespace {
 const Shape kShapes[] = {{"SmolLM2-135M", 30, 3, 64, 3, 1e5f}, {"Llama-3-8B", 32, 8, 128, 4, 5e5f}};
 const Scheme kSchemes[] = {{"nuq4", 4, false},   {"nuq4-1%", 4, true}, {"nuq3", 3, false},
                            {"nuq3-1%", 3, true}, {"nuq2", 2, false},   {"nuq2-1%", 2, true}};
-const VectorScheme kVectorSchemes[] = {
-    {"vq2-head", true, true}, {"vq2-channels", false, false}, {"vq2-channels-head", false, true}};
+const VectorScheme kVectorSchemes[] = {{"vq2-head", VectorGroups::turned, VectorGroups::turned},
+                                       {"vq2-channels", VectorGroups::fours, VectorGroups::fours},
+                                       {"vq2-channels-head", VectorGroups::fours, VectorGroups::turned},
+                                       {"vq2-pairs", VectorGroups::pairs, VectorGroups::pairs}};
 const char* const kArithmetics[] = {"f32", "i16"};
 constexpr size_t kRowContestants = 4;  ///< fp16 in tiles of 64 and 16, fp32 likewise; ratios are to the faster one
 

@@ -9,11 +9,12 @@
 namespace kvcc::bench {
 namespace {
 
-/// Bits of the groups of 64 coordinates, 128 together. With a transform: 8 pairs, then 12 fours; else 16 fours.
+/// Bits of the groups of 64 coordinates, 128 together: 8 pairs, then 12 fours; 16 fours. Pairs have 4 each.
 constexpr int kTurnedBits[] = {9, 8, 7, 7, 7, 6, 6, 6, 10, 9, 8, 8, 7, 6, 6, 5, 4, 4, 3, 2};
 constexpr int kGroupedBits[] = {10, 10, 10, 9, 9, 9, 9, 8, 8, 8, 7, 7, 6, 6, 6, 6};
 
-VectorQuantiser quantiser_of(const Shape& shape, bool transform) {
+VectorQuantiser quantiser_of(const Shape& shape, VectorGroups groups) {
+  const bool transform = groups == VectorGroups::turned;
   std::mt19937 random(11);
   std::normal_distribution<float> normal;
   VectorQuantiser q{shape.heads, shape.head_dim, shape.heads, {}, {}, {}, {}, {}, {}};
@@ -27,11 +28,16 @@ VectorQuantiser quantiser_of(const Shape& shape, bool transform) {
   };
   for (int h = 0; h < shape.heads; ++h) {
     for (int at = 0; at < n; at += 64) {
-      if (!transform) {
-        for (const int bits : kGroupedBits) add(4, bits);
-        continue;
+      switch (groups) {
+        case VectorGroups::turned:
+          for (int i = 0; i < 20; ++i) add(i < 8 ? 2 : 4, kTurnedBits[i]);
+          break;
+        case VectorGroups::fours:
+          for (const int bits : kGroupedBits) add(4, bits);
+          break;
+        case VectorGroups::pairs:
+          for (int i = 0; i < 32; ++i) add(2, 4);
       }
-      for (int i = 0; i < 20; ++i) add(i < 8 ? 2 : 4, kTurnedBits[i]);
     }
     for (int i = 0; i < n; ++i) q.mean.push_back(0.1f * normal(random));
     for (int i = 0; i < n * n; ++i) {
@@ -45,8 +51,8 @@ VectorQuantiser quantiser_of(const Shape& shape, bool transform) {
 
 }  // namespace
 
-PackedVectors::Side::Side(const Layer& layer, bool transform, const std::vector<float>& rows)
-    : quantiser(quantiser_of(layer.shape(), transform)),
+PackedVectors::Side::Side(const Layer& layer, VectorGroups groups, const std::vector<float>& rows)
+    : quantiser(quantiser_of(layer.shape(), groups)),
       tables(quantiser),
       cache(reference::pack_vector(quantiser, rows, {})) {}
 
@@ -55,8 +61,8 @@ PackedVectors::PackedVectors(const Layer& layer, const VectorScheme& scheme, int
       tokens_(tokens),
       length_(static_cast<int32_t>(tokens)),
       pages_((tokens + KVCC_PAGE_TOKENS - 1) / KVCC_PAGE_TOKENS),
-      key_(layer, scheme.key_transform, layer.keys()),
-      value_(layer, scheme.value_transform, layer.values()),
+      key_(layer, scheme.key, layer.keys()),
+      value_(layer, scheme.value, layer.values()),
       rope_(layer.tables(tokens)) {
   const size_t both = key_.cache.shape.page_bytes() + value_.cache.shape.page_bytes();
   copies_ = static_cast<int>(std::max<size_t>(1, (least_bytes + pages_ * both - 1) / (pages_ * both)));

@@ -14,9 +14,11 @@
 
 namespace kvcc::bench {
 
+/// How a tensor's elements are grouped: a head's transformed coordinates in pairs and fours, or channels.
+enum class VectorGroups { turned, fours, pairs };
 struct VectorScheme {
   const char* name;
-  bool key_transform, value_transform;  ///< else grouped channels
+  VectorGroups key, value;
 };
 
 /// A context of a layer, packed, in several copies that stand for the layers of a model.
@@ -36,7 +38,7 @@ class PackedVectors {
 
  private:
   struct Side {
-    Side(const Layer& layer, bool transform, const std::vector<float>& rows);
+    Side(const Layer& layer, VectorGroups groups, const std::vector<float>& rows);
     VectorQuantiser quantiser;
     cpu::VectorTables tables;
     reference::VectorCache cache;  ///< of the distinct tokens

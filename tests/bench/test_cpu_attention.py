@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from cpu_instructions import bounds, kinds
 
 PROGRAM = Path(os.environ["KVCC_BUILD"]) / "tests/bin/cpu_attention"
-CONTESTANTS = {"fp16 /64", "fp16 /16", "fp32 /64", "fp32 /16"} | {f"nuq{b}{s} {a}" for b in (4, 3, 2) for s in ("", "-1%") for a in ("f32", "i16")} | {f"vq2-{form} f32" for form in ("head", "channels", "channels-head")}
+CONTESTANTS = {"fp16 /64", "fp16 /16", "fp32 /64", "fp32 /16"} | {f"nuq{b}{s} {a}" for b in (4, 3, 2) for s in ("", "-1%") for a in ("f32", "i16")} | {f"vq2-{form} f32" for form in ("head", "channels", "channels-head", "pairs")}
 
 
 def run(*arguments):
@@ -43,7 +43,7 @@ def test_figures(tmp_path):
     assert small["fp16 /64"] == 2 * elements and small["fp32 /16"] == 4 * elements
     pages = 256 * 3 * 64
     assert small["nuq4 f32"] == 2 * pages // 2 + 256 * 4  # whole pages, and a range of 4 bytes a token of the values
-    assert small["vq2-head f32"] == small["vq2-channels f32"] == 2 * pages // 4
+    assert small["vq2-head f32"] == small["vq2-channels f32"] == small["vq2-pairs f32"] == 2 * pages // 4
     assert small["nuq2-1% i16"] == small["nuq2-1% f32"]
     assert small["nuq2 f32"] < small["nuq2-1% f32"] < small["nuq3 f32"]
 
