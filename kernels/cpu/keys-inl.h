@@ -120,14 +120,23 @@ class Keys {
     turn(p / KVCC_ROPE_BLOCK);
     const uint16_t* row = exact_row(cache_, work_.sequence, work_.head, d, p);
     HWY_ALIGN float key[kMaxHeadDim];
-    for (int c = 0; c < d; ++c) key[c] = half_to_float(row[c]);
+    load_halves(row, d, key);
     const float* cosine = tables_.relative_cosine + int64_t{p % KVCC_ROPE_BLOCK} * half;
     const float* sine = tables_.relative_sine + int64_t{p % KVCC_ROPE_BLOCK} * half;
-    for (int i = 0; i < half; ++i) {
-      const int a = shape_.rope == KVCC_ROPE_HALF ? i : 2 * i, b = shape_.rope == KVCC_ROPE_HALF ? i + half : 2 * i + 1;
-      const float first = key[a], second = key[b];
-      key[a] = first * cosine[i] - second * sine[i];
-      key[b] = second * cosine[i] + first * sine[i];
+    const hn::CappedTag<float, 8> d8;  // divides halves, multiples of 8
+    if (shape_.rope == KVCC_ROPE_HALF) {
+      for (int i = 0; i < half; i += static_cast<int>(hn::MaxLanes(d8))) {
+        const auto x = hn::LoadU(d8, key + i), y = hn::LoadU(d8, key + half + i);
+        const auto c = hn::LoadU(d8, cosine + i), s = hn::LoadU(d8, sine + i);
+        hn::StoreU(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)), d8, key + i);
+        hn::StoreU(hn::Add(hn::Mul(y, c), hn::Mul(x, s)), d8, key + half + i);
+      }
+    } else {
+      for (int i = 0; i < half; ++i) {
+        const float first = key[2 * i], second = key[2 * i + 1];
+        key[2 * i] = first * cosine[i] - second * sine[i];
+        key[2 * i + 1] = second * cosine[i] + first * sine[i];
+      }
     }
     const DF df;
     for (int g = 0; g < work_.queries; ++g) {
