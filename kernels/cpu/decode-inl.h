@@ -301,6 +301,20 @@ HWY_INLINE hn::Vec<D> high_halves(D d, V words) {
   return low_halves(d, hn::ShiftRight<16>(words));
 }
 
+/// A row of fp16, `count` a multiple of 16, as floats.
+HWY_INLINE void load_halves(const uint16_t* HWY_RESTRICT row, int count, float* HWY_RESTRICT to) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+  const hn::CappedTag<float, 8> d;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
+  for (int i = 0; i < count; i += 8) {
+    hn::StoreU(hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, decltype(d)>(), hn::LoadU(d16, row + i))), d,
+               to + i);
+  }
+#else
+  for (int i = 0; i < count; ++i) to[i] = half_to_float(row[i]);
+#endif
+}
+
 /// The ranges of a page's tokens, 0 of slots that are not visible: their bytes may be any.
 HWY_INLINE void load_ranges(const linear::RangeRecord* ranges, const Slots& slots, float* HWY_RESTRICT scale,
                             float* HWY_RESTRICT zero) {

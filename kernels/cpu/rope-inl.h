@@ -52,12 +52,21 @@ inline void score_row(const Turning& t, const uint16_t* row, const float* cosine
                       const float* turned, int queries, float* scores, int stride) {
   const int d = t.head_dim, half = t.rotary / 2;
   HWY_ALIGN float key[256];
-  for (int c = 0; c < d; ++c) key[c] = half_to_float(row[c]);
-  for (int i = 0; i < half; ++i) {
-    const int a = t.rope == KVCC_ROPE_HALF ? i : 2 * i, b = t.rope == KVCC_ROPE_HALF ? i + half : 2 * i + 1;
-    const float first = key[a], second = key[b];
-    key[a] = first * cosine[i] - second * sine[i];
-    key[b] = second * cosine[i] + first * sine[i];
+  load_halves(row, d, key);
+  const hn::CappedTag<float, 8> d8;  // divides halves, multiples of 8
+  if (t.rope == KVCC_ROPE_HALF) {
+    for (int i = 0; i < half; i += static_cast<int>(hn::MaxLanes(d8))) {
+      const auto x = hn::LoadU(d8, key + i), y = hn::LoadU(d8, key + half + i);
+      const auto c = hn::LoadU(d8, cosine + i), s = hn::LoadU(d8, sine + i);
+      hn::StoreU(hn::Sub(hn::Mul(x, c), hn::Mul(y, s)), d8, key + i);
+      hn::StoreU(hn::Add(hn::Mul(y, c), hn::Mul(x, s)), d8, key + half + i);
+    }
+  } else {
+    for (int i = 0; i < half; ++i) {
+      const float first = key[2 * i], second = key[2 * i + 1];
+      key[2 * i] = first * cosine[i] - second * sine[i];
+      key[2 * i + 1] = second * cosine[i] + first * sine[i];
+    }
   }
   const DF df;
   for (int g = 0; g < queries; ++g) {

@@ -128,7 +128,7 @@ class Values {
     const DF d;
     const uint16_t* row = exact_row(cache_, work_.sequence, work_.head, head_dim_, p);
     HWY_ALIGN float value[kMaxHeadDim];
-    for (int c = 0; c < head_dim_; ++c) value[c] = half_to_float(row[c]);
+    load_halves(row, head_dim_, value);
     for (int g = 0; g < work_.queries; ++g) {
       const VF w = hn::Set(d, weights[g * stride]);
       float* to = s_.other + g * head_dim_;
