@@ -18,6 +18,10 @@ RankedRun start_ranks(const std::string& verb, const CLI::App& app, const Common
     run.common.quiet = true;
     if (common.verbosity == 0) spdlog::set_level(spdlog::level::warn);
   }
+  if (common.device.starts_with("cuda") && run.launch.local_size > 1) {  // before anything asks CUDA
+    const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    ::setenv("CUDA_VISIBLE_DEVICES", gpu_of_rank(run.launch, visible == nullptr ? "" : visible).c_str(), 1);
+  }
   if (common.dry_run) return run;
   RankSettings settings = rank_settings(verb);
   settings.give_up = [json = common.json](const Error& error) {

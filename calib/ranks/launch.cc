@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <optional>
+#include <vector>
 
 #include "formats/core/error.h"
 
@@ -84,12 +85,14 @@ Launch read_launch(const Get& get) {
   if (read_pair(get, "RANK", "WORLD_SIZE", launch)) {
     launch.by = get("TORCHELASTIC_RUN_ID").empty() ? "environment" : "torchrun";
     launch.local_size = number(get, "LOCAL_WORLD_SIZE", 1, kMostRanks).value_or(1);
+    launch.local_rank = number(get, "LOCAL_RANK", 0, kMostRanks - 1).value_or(0);
     launch.served = get("TORCHELASTIC_USE_AGENT_STORE") == "True";
     launch.attempt = get("TORCHELASTIC_RESTART_COUNT");
     read_meeting(get, launch, "", "torchrun sets it; by hand: the same on all ranks, with MASTER_PORT");
   } else if (read_pair(get, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", launch)) {
     launch.by = "mpirun";
     launch.local_size = number(get, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMostRanks).value_or(1);
+    launch.local_rank = number(get, "OMPI_COMM_WORLD_LOCAL_RANK", 0, kMostRanks - 1).value_or(0);
     read_meeting(get, launch, launch.local_size == launch.size ? "127.0.0.1" : "",
                  "mpirun -x MASTER_ADDR=HOST, the first of its hosts");
   } else if (!get("SLURM_STEP_ID").empty() || !get("SLURM_STEP_NODELIST").empty()) {
@@ -104,9 +107,11 @@ Launch read_launch(const Get& get) {
     int value = 0;
     std::from_chars(tasks.data(), tasks.data() + tasks.size(), value);
     launch.local_size = std::clamp(value, 1, launch.size);
+    launch.local_rank = number(get, "SLURM_LOCALID", 0, kMostRanks - 1).value_or(0);
   } else if (read_pair(get, "PMI_RANK", "PMI_SIZE", launch)) {
     launch.by = "mpirun";
     launch.local_size = number(get, "MPI_LOCALNRANKS", 1, kMostRanks).value_or(1);
+    launch.local_rank = number(get, "MPI_LOCALRANKID", 0, kMostRanks - 1).value_or(0);
     read_meeting(get, launch, launch.local_size == launch.size ? "127.0.0.1" : "",
                  "mpiexec -genv MASTER_ADDR HOST, the first of its hosts");
   } else if (number(get, "SLURM_NTASKS", 1, kMostRanks).value_or(1) > 1) {
@@ -125,6 +130,19 @@ Launch read_launch() {
 int threads_of_rank(const Launch& launch, int available_cores) {
   const bool bound = available_cores < ::sysconf(_SC_NPROCESSORS_ONLN);
   return bound ? available_cores : std::max(1, available_cores / launch.local_size);
+}
+
+std::string gpu_of_rank(const Launch& launch, const std::string& visible) {
+  if (visible.empty()) return std::to_string(launch.local_rank);
+  std::vector<std::string> gpus{""};
+  for (const char c : visible) {
+    if (c == ',') {
+      gpus.emplace_back();
+    } else {
+      gpus.back() += c;
+    }
+  }
+  return gpus[static_cast<size_t>(launch.local_rank) % gpus.size()];
 }
 
 }  // namespace kvcc

@@ -9,6 +9,7 @@ namespace kvcc {
 struct Launch {
   int rank = 0, size = 1;
   int local_size = 1;   ///< ranks on this machine, where the launcher tells; else 1
+  int local_rank = 0;   ///< among them
   std::string address;  ///< name or IP address of the machine of rank 0; "" for one rank
   int port = 29500;     ///< TCP, on that machine
   std::string by;       ///< "torchrun", "mpirun", "srun" or "environment"; "" for one process alone
@@ -36,5 +37,9 @@ std::string first_host(const std::string& node_list);
 /// Threads for one of the ranks of a machine where none were asked for: its cores, divided among the machine's ranks
 /// unless the launcher has bound each to cores of its own.
 int threads_of_rank(const Launch& launch, int available_cores);
+
+/// CUDA_VISIBLE_DEVICES for one of the ranks of a machine, from what it is ("" when unset): one GPU each, in order;
+/// unchanged where the launcher has left one.
+std::string gpu_of_rank(const Launch& launch, const std::string& visible);
 
 }  // namespace kvcc

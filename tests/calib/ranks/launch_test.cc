@@ -111,6 +111,19 @@ TEST(Launch, FirstHostOfANodeList) {
   for (const char* wrong : {"", "n[", "n[a]", "n]", ",n1"}) EXPECT_THROW(first_host(wrong), Error) << wrong;
 }
 
+TEST(Launch, EachRankOfAMachineHasAGpu) {
+  Launch third = launch({{"RANK", "6"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "2"}, {"MASTER_ADDR", "n"}});
+  EXPECT_EQ(gpu_of_rank(third, ""), "2");
+  EXPECT_EQ(gpu_of_rank(third, "4,5,6,7"), "6");
+  EXPECT_EQ(gpu_of_rank(third, "3"), "3");  // srun --gpus-per-task=1
+  EXPECT_EQ(launch({{"OMPI_COMM_WORLD_RANK", "1"},
+                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}})
+                .local_rank,
+            1);
+}
+
 TEST(Launch, ThreadsAreDividedAmongTheRanksOfAMachine) {
   Launch two;
   two.local_size = 2;
