@@ -101,7 +101,7 @@ void append(std::vector<std::string>& to, const std::string& option, const std::
 class Calibration {
  public:
   Calibration(const Options& options, const Common& common) : o_(options), common_(common) {
-    // There are no kernels of vector codebooks yet.
+    // kvcc compile emits no units of vector codebooks: the CPU runtime has them built in.
     if (o_.schemes.empty() && !o_.archs.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
     if (o_.schemes.empty()) o_.schemes = {"kvcc-2", "kvcc-3"};
     for (std::string& scheme : o_.schemes) {
@@ -116,7 +116,7 @@ class Calibration {
       if (parsed.is_vector() && !o_.archs.empty())
         throw kvcc::Error(kvcc::ErrorKind::usage, "--compile", "with --scheme " + scheme,
                           "a scheme of scalar levels such as kvcc-nuq4-1%-sink1",
-                          "there are no kernels of vector codebooks yet");
+                          "units of vector codebooks are built into the CPU runtime, and kvcc compile emits none");
       scheme = kvcc::short_name(parsed);
     }
     check_evaluation();
