@@ -107,7 +107,7 @@ class Calibration {
   /// `run`: without ranks, as each stage's program meets the others itself.
   Calibration(const Options& options, const kvcc::cli::RankedRun& run, bool threads_given)
       : o_(options), run_(run), common_(run.common), threads_given_(threads_given) {
-    // There are no kernels of vector codebooks yet.
+    // kvcc compile emits no units of vector codebooks: the CPU runtime has them built in.
     if (o_.schemes.empty() && !o_.archs.empty()) o_.schemes = {"kvcc-nuq4-1%-sink1"};
     if (o_.schemes.empty()) o_.schemes = {"kvcc-2", "kvcc-3"};
     for (std::string& scheme : o_.schemes) {
@@ -122,7 +122,7 @@ class Calibration {
       if (parsed.is_vector() && !o_.archs.empty())
         throw kvcc::Error(kvcc::ErrorKind::usage, "--compile", "with --scheme " + scheme,
                           "a scheme of scalar levels such as kvcc-nuq4-1%-sink1",
-                          "there are no kernels of vector codebooks yet");
+                          "units of vector codebooks are built into the CPU runtime, and kvcc compile emits none");
       scheme = kvcc::short_name(parsed);
     }
     if (run_.first()) check_evaluation();
