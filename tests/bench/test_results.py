@@ -72,9 +72,9 @@ def test_later_documents_add_and_replace(path):
 
 def test_nearest_the_front(path):
     rows = [row(name, "pseudo-decode", bits, kl, **more) for name, bits, kl, more in
-            (("a", 2.0, 1.0, {}), ("b", 2.5, 1.5, {}), ("c", 3.0, 0.5, {"codebook": "/t/c.kvcb"}), ("d", 3.5, 0.55, {}), ("e", 4.0, 0.1, {}))]
+            (("a", 2.0, 1.0, {}), ("b", 2.5, 1.5, {}), ("c", 3.0, 0.5, {"codebook": "/t/c.kvcb"}), ("d", 3.5, 0.55, {}), ("e", 4.0, 0.1, {}), ("wide", 6.0, 0.001, {}))]
     done = subprocess.run([sys.executable, SCRIPT, path("a.json", document(*rows)), "--nearest", "4"], check=True, capture_output=True, text=True)
-    assert done.stdout.split() == ["--scheme", "a", "--codebook", "/t/c.kvcb", "--scheme", "e", "--scheme", "d"]
+    assert done.stdout.split() == ["--scheme", "e", "--codebook", "/t/c.kvcb", "--scheme", "a", "--scheme", "d"]
 
 
 def test_every_scheme_of_an_ordering_is_one():
