@@ -55,18 +55,19 @@ double divergence(const Decoder& decoder, const at::Tensor& exact, const at::Ten
   const at::AutoGradMode without(false);
   const int64_t predictions = exact.size(0) - 1, chunk = logits_chunk_rows(decoder.config());
   if (gradient != nullptr) *gradient = at::zeros_like(coded);  // the last token predicts nothing
+  const at::Tensor head = decoder.head();
   double sum = 0;
   for (int64_t begin = 0; begin < predictions; begin += chunk) {
     check_interrupt();
     const int64_t rows = std::min(chunk, predictions - begin);
-    const at::Tensor wanted = at::log_softmax(decoder.logits(exact.narrow(0, begin, rows)), -1);
-    const at::Tensor logits = decoder.logits(coded.narrow(0, begin, rows));
+    const at::Tensor wanted = at::log_softmax(decoder.logits(exact.narrow(0, begin, rows), head), -1);
+    const at::Tensor logits = decoder.logits(coded.narrow(0, begin, rows), head);
     at::Tensor found = at::log_softmax(logits, -1);
     const at::Tensor share = wanted.exp();
     sum += ((wanted - found) * share).sum(-1).to(at::kDouble).sum().item<double>();
     if (gradient == nullptr) continue;
     found.exp_().sub_(share);
-    gradient->narrow(0, begin, rows).copy_(decoder.logits_backward(found, logits));
+    gradient->narrow(0, begin, rows).copy_(decoder.logits_backward(found, logits, head));
   }
   if (!std::isfinite(sum)) throw Error(ErrorKind::failed, place, "predictions that are not finite", "finite ones");
   return sum / static_cast<double>(std::max<int64_t>(predictions, 1));

@@ -17,6 +17,7 @@
 #include "formats/core/file.h"
 #include "formats/core/text.h"
 #include "formats/store/kernels_manifest.h"
+#include "formats/store/versions.h"
 
 namespace {
 
@@ -94,8 +95,11 @@ int print_version(bool json) {
   if (json) {
     nlohmann::ordered_json document;
     document["version"] = KVCC_VERSION;
-    document["formats"] = {
-        {"codebook", "1.3"}, {"activations", 2}, {"kernels", kernels}, {"weights", "1.0"}, {"json", 1}};
+    document["formats"] = {{"codebook", kvcc::kCodebookVersion},
+                           {"activations", kvcc::kActivationsVersion},
+                           {"kernels", kernels},
+                           {"weights", kvcc::kWeightsVersion},
+                           {"json", 1}};
     document["libtorch"] = torch;
     document["nvcc"] = nvcc.version;
     document["nvcc_path"] = nvcc.path;
@@ -103,8 +107,9 @@ int print_version(bool json) {
     return 0;
   }
   fmt::print(
-      "kvcc {}\nformats: codebook 1.3 (reads 1.x), activations 2, weights 1.0, kernels {}\nlibtorch: {}\nnvcc: {}\n",
-      KVCC_VERSION, kernels, torch.empty() ? "not found" : torch,
+      "kvcc {}\nformats: codebook {} (reads 1.x), activations {}, weights {}, kernels {}\nlibtorch: {}\nnvcc: {}\n",
+      KVCC_VERSION, kvcc::kCodebookVersion, kvcc::kActivationsVersion, kvcc::kWeightsVersion, kernels,
+      torch.empty() ? "not found" : torch,
       nvcc.path.empty() ? nvcc.problem : fmt::format("{} ({})", nvcc.version, nvcc.path));
   return 0;
 }

@@ -16,6 +16,7 @@
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
 #include "formats/store/model_json.h"
+#include "formats/store/versions.h"
 
 namespace kvcc {
 namespace {
@@ -24,7 +25,7 @@ using nlohmann::ordered_json;
 
 constexpr uint64_t kMostBytes = 256 << 20;  ///< of manifest and journal: 1.5 million shards
 constexpr int64_t kMostShards = 1 << 20;
-constexpr int kSchemaVersion = 3;
+constexpr int kSchemaVersion = kActivationsVersion;
 constexpr const char* kFormat = "kvcc-activations";
 
 ActivationsPart part_from_json(const ordered_json& part, const std::string& place) {

@@ -9,6 +9,7 @@
 #include "formats/store/codebook_fields.h"
 #include "formats/store/codebook_parse.h"
 #include "formats/store/problems.h"
+#include "formats/store/versions.h"
 
 namespace kvcc {
 namespace {
@@ -16,7 +17,7 @@ namespace {
 /// The least version that has what the file holds: 1.3 is of cap and qnorm, 1.4 of vector codebooks, 1.5 of
 /// their energies.
 const char* written_version(const Codebook& codebook) {
-  if (!codebook.key.stats.energy.empty() || !codebook.value.stats.energy.empty()) return "1.5";
+  if (!codebook.key.stats.energy.empty() || !codebook.value.stats.energy.empty()) return kCodebookVersion;
   return codebook.scheme.is_vector() ? "1.4" : codebook.scheme.is_extended() ? "1.3" : "1.2";
 }
 

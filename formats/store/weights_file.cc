@@ -7,6 +7,7 @@
 #include "formats/core/error.h"
 #include "formats/store/model_json.h"
 #include "formats/store/problems.h"
+#include "formats/store/versions.h"
 #include "formats/store/weights_parse.h"
 
 namespace kvcc {
@@ -65,7 +66,7 @@ Tree tree_of(const QuantisedWeights& weights) {
   Tree tree;
   auto& root = tree["/"].attributes;
   root["format"] = text_value("kvcc-weights");
-  root["format_version"] = text_value("1.0");
+  root["format_version"] = text_value(kWeightsVersion);
   root["bits"] = integer_value(weights.bits);
   root["sparse"] = float_value(weights.sparse);
   root["sensitive"] = float_value(weights.sensitive);
