@@ -129,7 +129,7 @@ def code_fields():
 def test_spec_tables_are_the_readers():
     page = tables("codebook.md")
     fields, attributes = code_fields()
-    assert len(fields) == 38 and len(attributes) == 40
+    assert len(fields) == 39 and len(attributes) == 40
     head = ("path", "type", "axes", "unit", "need", "since", "meaning")
     rows = {row[0]: row for row in page[head]}
     assert rows.pop("/layer_index")[1:5] == ["u16", "layer", "1", "always"]
