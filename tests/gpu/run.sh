@@ -136,7 +136,7 @@ elif [[ $only != baseline* ]]; then
   device+=("${units[@]}")
 fi
 host=(tests/gpu/{main,parity,parity_packs,parity_readers,baseline_parity,case,device_tensor,sets,bench,bench_place,bench_sets,report}.cc
-  formats/core/error.cc formats/codec/{checks,levels,reference,round_trip,tails}.cc kernels/reference/*.cc)
+  formats/core/error.cc formats/codec/{checks,levels,reference,round_trip,tails}.cc kernels/reference/{attention,cache,mma_cache}.cc)
 common="-std=c++20 -I."
 if [ $emulate = 1 ]; then
   host+=(tests/gpu/fake/cuda_runtime.cc kernels/emulator/*.cc)
