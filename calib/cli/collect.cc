@@ -89,10 +89,7 @@ class Collection {
     options_.recompute = o_.recompute == "on"    ? kvcc::Recompute::on
                          : o_.recompute == "off" ? kvcc::Recompute::off
                                                  : kvcc::Recompute::automatic;
-    options_.max_memory = o_.max_memory.empty() ? 0 : kvcc::parse_bytes(o_.max_memory);  // 0: no limit
-    if (!o_.max_memory.empty() && options_.max_memory == 0) {
-      throw kvcc::Error(kvcc::ErrorKind::usage, "--max-memory " + o_.max_memory, "no memory at all", "such as 8GiB");
-    }
+    options_.max_memory = kvcc::memory_option(o_.max_memory);
     // Ranks of one machine share what it has.
     if (options_.max_memory == 0 && run.launch.local_size > 1) {
       options_.max_memory = kvcc::available_memory() / static_cast<uint64_t>(run.launch.local_size);
@@ -174,8 +171,6 @@ class Collection {
     settings_.sample_part = samples_.part;
   }
 
-  /// Samples of an earlier run are kept in the folder, as sampling takes minutes; the manifest's hashes say whether
-  /// they are the same.
   /// Rank 0 samples for all.
   void sample_self() {
     if (run_.first()) sample_self_here();
@@ -195,6 +190,8 @@ class Collection {
     self_ids_ = source_->sample_self(samples_, o_.seqlen, static_cast<uint64_t>(o_.seed), std::move(kept));
   }
 
+  /// Samples of an earlier run are kept in the folder, as sampling takes minutes; the manifest's hashes say whether
+  /// they are the same.
   void sample_self_here() {
     const std::string path = o_.output + "/self_ids.npy";
     std::vector<std::vector<int32_t>> kept;

@@ -16,6 +16,7 @@
 #include "calib/eval/evaluate.h"
 #include "calib/eval/geometry.h"
 #include "calib/eval/simulated_cache.h"
+#include "calib/model/arithmetic.h"
 #include "calib/model/memory.h"
 #include "calib/model/quantised_model.h"
 #include "calib/model/self_sample.h"
@@ -412,10 +413,7 @@ int main(int argc, char** argv) {
       argc, argv, "eval", "Perplexity, KL and top-1 agreement of quantised caches against full precision",
       kJson | kResume | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define_eval(app, options); },
       [&](const Common& common) {
-        if (common.device != "cpu") {
-          throw kvcc::Error(kvcc::ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",
-                            "--device cpu");
-        }
+        kvcc::require_cpu(common.device);
         return Evaluation(options, common).run();
       });
 }

@@ -8,7 +8,6 @@
 #include <filesystem>
 #include <future>
 #include <memory>
-#include <optional>
 #include <set>
 
 #include "calib/cli/artifact_name.h"
@@ -226,23 +225,6 @@ class Fit {
     return options_.held_out >= 0 ? options_.held_out : kvcc::cli::default_held_out(settings_.samples);
   }
 
-  /// As the decoder's configuration says; folders made without a model have none.
-  std::optional<bool> attention_bias() const {
-    if (settings_.model.attention_bias) return settings_.model.attention_bias;
-    if (settings_.decoder_json.empty()) return {};
-    const auto decoder = kvcc::parse_json<Json>(settings_.decoder_json, "decoder");
-    if (!decoder.contains("attention_bias")) return {};
-    return decoder["attention_bias"].is_boolean() ? std::optional(decoder["attention_bias"].get<bool>()) : std::nullopt;
-  }
-
-  /// "" of activations of the model's own weights.
-  std::string quantised_weights() const {
-    if (settings_.decoder_json.empty()) return "";
-    const auto decoder = kvcc::parse_json<Json>(settings_.decoder_json, "decoder");
-    const auto found = decoder.find("quantised_weights");
-    return found != decoder.end() && found->is_string() ? found->get<std::string>() : "";
-  }
-
   uint64_t layer_bytes() const {
     const kvcc::CacheShape& shape = settings_.model.shape;
     return static_cast<uint64_t>(settings_.tokens()) * shape.kv_heads * (shape.head_dim + shape.value_head_dim) *
@@ -268,37 +250,13 @@ class Fit {
     for (const Job& job : jobs_) fmt::print("{} {}\n", job.skipped ? "keep " : "write", job.output);
   }
 
-  Codebook empty_codebook(const Scheme& scheme) const {
-    Codebook book;
-    book.scheme = scheme;
-    book.model = settings_.model;
-    book.model.attention_bias = attention_bias();
-    book.layer_index.assign(settings_.layer_index.begin(), settings_.layer_index.end());
-    kvcc::Provenance& from = book.provenance;
-    from.tool_version = KVCC_VERSION;
-    from.dataset_name = settings_.text_name;
-    from.dataset_sha256 = settings_.text_sha256;
-    from.dataset_flavour = settings_.text_flavour;
-    from.tokenizer_sha256 = settings_.tokenizer_sha256;
-    from.bos = settings_.bos;
-    from.samples = settings_.samples;
-    from.seqlen = settings_.seqlen;
-    from.seed = settings_.seed;
-    from.tokens = settings_.tokens();
-    if (settings_.samples_asked > settings_.samples) from.samples_asked = settings_.samples_asked;
-    from.activations_sha256 = reader_.content_sha256();
-    from.quantised_weights = quantised_weights();
-    from.sources_json = kvcc::sources_json(settings_);
-    return book;
-  }
-
   void fit() {
     std::vector<Job*> open, plain;
     std::vector<Family> families;
     std::vector<Scheme> schemes;
     for (Job& job : jobs_) {
       if (job.skipped) continue;
-      job.codebook = empty_codebook(job.scheme);
+      job.codebook = kvcc::cli::empty_codebook(settings_, reader_.content_sha256(), job.scheme);
       open.push_back(&job);
       if (job.scheme.is_vector()) {
         add_vector(families, job);
@@ -361,7 +319,10 @@ class Fit {
     for (size_t i = 0; i < open.size(); ++i) {
       for (const kvcc::cli::LayerPart& layer : parts[i]) kvcc::cli::append_part(open[i]->codebook, layer);
     }
-    warn_of_thin_heads(open.front()->codebook);
+    if (settings_.fisher) {
+      if (const std::string thin = kvcc::cli::thin_heads(open.front()->codebook); !thin.empty())
+        spdlog::warn("{}", thin);
+    }
     for (Job* job : open) {
       job->seconds = fit_seconds_ / static_cast<double>(open.size());
       if (kvcc::cli::gap_bound(job->codebook) > kStatedBound) {
@@ -412,28 +373,6 @@ class Fit {
       work(layer, kvcc::LayerActivations{data.starts, shape.kv_heads, shape.head_dim, shape.value_head_dim, data.key,
                                          data.key_grad, data.value, data.value_grad, settings_.layer_index[layer]});
       fit_seconds_ += seconds_since(start);
-    }
-  }
-
-  /// Heads that the loss never reached, whose codebooks are unweighted, and those it reached at few tokens: all at
-  /// once.
-  void warn_of_thin_heads(const Codebook& book) const {
-    if (!settings_.fisher) return;
-    std::vector<std::string> thin;
-    const auto heads = static_cast<size_t>(book.model.shape.kv_heads);
-    for (const bool key : {true, false}) {
-      const std::vector<uint32_t>& reached = (key ? book.key : book.value).stats.reached;
-      for (size_t i = 0; i < reached.size(); ++i) {
-        if (!kvcc::is_thin(reached[i], book.provenance.tokens)) continue;
-        thin.push_back(fmt::format("layer {} {} head {} (at {} tokens)", book.layer_index[i / heads],
-                                   key ? "key" : "value", i % heads, reached[i]));
-      }
-    }
-    if (!thin.empty()) {
-      spdlog::warn(
-          "gradients reached {} of {} heads at fewer than 1 % of {} tokens: {}; without any they are fitted without "
-          "weights. Calibrate on more or other text",
-          thin.size(), 2 * book.layer_index.size() * heads, book.provenance.tokens, fmt::join(thin, ", "));
     }
   }
 

@@ -54,6 +54,24 @@ float gap_bound(const Codebook& codebook) {
   return std::max(greatest(codebook.key.stats.fit_gap_bound), greatest(codebook.value.stats.fit_gap_bound));
 }
 
+std::string thin_heads(const Codebook& codebook) {
+  std::vector<std::string> thin;
+  const auto heads = static_cast<size_t>(codebook.model.shape.kv_heads);
+  for (const bool key : {true, false}) {
+    const std::vector<uint32_t>& reached = (key ? codebook.key : codebook.value).stats.reached;
+    for (size_t i = 0; i < reached.size(); ++i) {
+      if (!is_thin(reached[i], codebook.provenance.tokens)) continue;
+      thin.push_back(fmt::format("layer {} {} head {} (at {} tokens)", codebook.layer_index[i / heads],
+                                 key ? "key" : "value", i % heads, reached[i]));
+    }
+  }
+  if (thin.empty()) return "";
+  return fmt::format(
+      "gradients reached {} of {} heads at fewer than 1 % of {} tokens: {}; without any they are fitted without "
+      "weights. Calibrate on more or other text",
+      thin.size(), 2 * codebook.layer_index.size() * heads, codebook.provenance.tokens, fmt::join(thin, ", "));
+}
+
 std::string explain_fit(const Scheme& s) {
   const auto grid = [](const TensorScheme& t) {
     const char* name = t.grid == Grid::nuq       ? "levels by exact weighted k-means"

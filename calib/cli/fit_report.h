@@ -23,6 +23,10 @@ bool has_kmeans(const Scheme& scheme);
 /// The largest bound on the gap between a codebook's error and the optimum, relative; 0 where there is no k-means.
 float gap_bound(const Codebook& codebook);
 
+/// A warning that names the heads that the loss never reached, whose codebooks are unweighted, and those it reached at
+/// few tokens, all at once; "" where there are none. Of activations with gradients.
+std::string thin_heads(const Codebook& codebook);
+
 /// The steps of a fit in words; ends in a newline.
 std::string explain_fit(const Scheme& scheme);
 

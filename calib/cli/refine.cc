@@ -11,6 +11,8 @@
 
 #include "calib/cli/text_source.h"
 #include "calib/eval/geometry.h"
+#include "calib/model/arithmetic.h"
+#include "calib/model/memory.h"
 #include "calib/model/quantised_model.h"
 #include "calib/refine/refine.h"
 #include "formats/cli/output.h"
@@ -97,10 +99,7 @@ class Refinement {
     options_.transforms = !o_.fixed_transforms;
     options_.threads = common.threads;
     options_.weights = weights_ ? &*weights_ : nullptr;
-    options_.max_memory = o_.max_memory.empty() ? 0 : kvcc::parse_bytes(o_.max_memory);
-    if (!o_.max_memory.empty() && options_.max_memory == 0) {
-      throw Error(ErrorKind::usage, "--max-memory " + o_.max_memory, "no memory at all", "such as 8GiB");
-    }
+    options_.max_memory = kvcc::memory_option(o_.max_memory);
   }
 
   int run() {
@@ -264,10 +263,7 @@ int main(int argc, char** argv) {
       argc, argv, "refine", "Tune vector codebooks by gradient against the model's own predictions",
       kJson | kForce | kThreads | kDevice | kDryRun | kCacheDir, [&](CLI::App& app) { define(app, options); },
       [&](const Common& common) {
-        if (common.device != "cpu") {
-          throw Error(ErrorKind::usage, "--device " + common.device, "this version runs models on the CPU",
-                      "--device cpu");
-        }
+        kvcc::require_cpu(common.device);
         return Refinement(options, common).run();
       });
 }

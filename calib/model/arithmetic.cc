@@ -26,6 +26,11 @@ void require_bf16(const std::string& option, const std::string& instructions) {
               "f32 is the default and runs everywhere");
 }
 
+void require_cpu(const std::string& device) {
+  if (device == "cpu") return;
+  throw Error(ErrorKind::usage, "--device " + device, "this version runs models on the CPU", "--device cpu");
+}
+
 at::Device device_named(const std::string& name) {
   if (name == "cpu") return at::kCPU;
   // Programs link libtorch's CPU part; the CUDA part, where it is there, makes itself known when it is loaded.

@@ -14,6 +14,9 @@ std::string bf16_instructions();
 /// exact.
 void require_bf16(const std::string& option, const std::string& instructions = bf16_instructions());
 
+/// For programs that run models on the CPU alone: throws Error(usage) for any other device.
+void require_cpu(const std::string& device);
+
 /// "cpu", or "cuda": the first GPU. Throws Error(usage) where libtorch has no CUDA or finds no GPU.
 at::Device device_named(const std::string& name);
 

@@ -98,6 +98,13 @@ uint64_t available_memory(const std::string& root) {
   return left + minus(resident, shared) * page;
 }
 
+uint64_t memory_option(const std::string& text) {
+  if (text.empty()) return 0;
+  const uint64_t bytes = parse_bytes(text);
+  if (bytes == 0) throw Error(ErrorKind::usage, "--max-memory " + text, "no memory at all", "such as 8GiB");
+  return bytes;
+}
+
 void require_memory(const std::string& place, uint64_t needed, uint64_t limit, const std::string& option,
                     const std::string& hint) {
   if (needed <= limit) return;

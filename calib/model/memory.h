@@ -16,6 +16,10 @@ uint64_t available_memory(const std::string& root = "");
 void require_memory(const std::string& place, uint64_t needed, uint64_t limit, const std::string& option,
                     const std::string& hint);
 
+/// Bytes that `--max-memory TEXT` asks for; 0 for "": what the machine has. Throws Error(usage) for none at all and for
+/// what is no number of bytes.
+uint64_t memory_option(const std::string& text);
+
 /// From now on large blocks that are freed stay with the process and are used again. A pass over a window allocates and
 /// frees the same few sizes thousands of times, and to have the system clear each anew was a fifth of its time.
 void reuse_freed_memory();

@@ -122,10 +122,10 @@ class Refinement {
   }
 
   void write_back() {
-    for (size_t row = 0; row < keys_.size(); ++row) {
-      for (auto [stored, tuner] : {std::pair{&book_.key, &keys_[row]}, {&book_.value, &values_[row]}}) {
-        const VectorQuantiser& q = tuner->quantiser();
-        const std::vector<size_t> offsets = vector_offsets(*stored, static_cast<int>(keys_.size()));
+    for (auto [stored, tuners] : {std::pair{&book_.key, &keys_}, {&book_.value, &values_}}) {
+      const std::vector<size_t> offsets = vector_offsets(*stored, static_cast<int>(tuners->size()));
+      for (size_t row = 0; row < tuners->size(); ++row) {
+        const VectorQuantiser& q = (*tuners)[row].quantiser();
         std::copy(q.vectors.begin(), q.vectors.end(),
                   stored->vectors.begin() + static_cast<std::ptrdiff_t>(offsets[row]));
         std::copy(q.inverse.begin(), q.inverse.end(),

@@ -110,6 +110,20 @@ KVCC_HD inline int32_t exact_row(const KvccCache& c, int32_t p, int32_t length) 
   return -1;
 }
 
+/// Queries [group_first, group_first + queries) of a KV head's group: what one block serves.
+struct QueryTile {
+  int32_t head, group_first, queries;
+  /// The first of them among all queries, or rows of scores.
+  KVCC_HD int64_t row(uint32_t sequence, int32_t heads, int32_t group) const {
+    return (static_cast<int64_t>(sequence) * heads + head) * group + group_first;
+  }
+};
+/// y: of the block, head x group tile.
+KVCC_HD inline QueryTile query_tile(uint32_t y, int32_t group, int32_t tile) {
+  const int32_t tiles = (group + tile - 1) / tile, first = static_cast<int32_t>(y) % tiles * tile;
+  return {static_cast<int32_t>(y) / tiles, first, group - first < tile ? group - first : tile};
+}
+
 /// Whether this unit serves the head: a unit has one width, the heads of a mixed artifact several.
 template <class Config>
 KVCC_HD inline bool serves(int32_t layer, int32_t head) {

@@ -25,18 +25,11 @@ struct KeyScores {
     float partial[kParts * G * kTokens];
   };
 
-  struct Place {
-    int32_t head, group_first, queries, length, first;
+  struct Place : QueryTile {
+    int32_t length, first;
   };
   static KVCC_HD Place place(const Params& p, const Block& b) {
-    const int32_t tiles = (p.group + G - 1) / G;
-    Place at;
-    at.head = static_cast<int32_t>(b.y) / tiles;
-    at.group_first = static_cast<int32_t>(b.y) % tiles * G;
-    at.queries = p.group - at.group_first < G ? p.group - at.group_first : G;
-    at.length = p.cache.lengths[b.z];
-    at.first = static_cast<int32_t>(b.x) * kTokens;
-    return at;
+    return {query_tile(b.y, p.group, G), p.cache.lengths[b.z], static_cast<int32_t>(b.x) * kTokens};
   }
 
   static KVCC_HD int phases(const Params& p, const Block& b) {
@@ -67,7 +60,7 @@ struct KeyScores {
 
  private:
   static KVCC_HD int64_t query_row(const Params& p, const Block& b, const Place& at, int g) {
-    return (static_cast<int64_t>(b.z) * p.cache.heads + at.head) * p.group + at.group_first + g;
+    return at.row(b.z, p.cache.heads, p.group) + g;
   }
 
   static KVCC_HD void load_queries(const Params& p, const Block& b, const Place& at, int thread, Shared& shared) {

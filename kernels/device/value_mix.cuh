@@ -21,23 +21,15 @@ struct ValueMix {
     float sum[G * D];
   };
 
-  struct Place {
-    int32_t head, group_first, queries, length;
+  struct Place : QueryTile {
+    int32_t length;
     int32_t tile_first, tile_count;  ///< tiles of this split
   };
   static KVCC_HD Place place(const Params& p, const Block& b) {
-    const int32_t group_tiles = (p.group + G - 1) / G;
-    Place at;
-    at.head = static_cast<int32_t>(b.y) / group_tiles;
-    at.group_first = static_cast<int32_t>(b.y) % group_tiles * G;
-    at.queries = p.group - at.group_first < G ? p.group - at.group_first : G;
-    at.length = p.cache.lengths[b.z];
-    const int32_t tiles = (at.length + kTokens - 1) / kTokens;
-    const int32_t each = (tiles + p.splits - 1) / p.splits;
-    at.tile_first = static_cast<int32_t>(b.x) * each;
-    at.tile_count = tiles - at.tile_first < each ? tiles - at.tile_first : each;
-    if (at.tile_count < 0) at.tile_count = 0;
-    return at;
+    const int32_t length = p.cache.lengths[b.z], tiles = (length + kTokens - 1) / kTokens;
+    const int32_t each = (tiles + p.splits - 1) / p.splits, first = static_cast<int32_t>(b.x) * each;
+    const int32_t count = tiles - first < each ? tiles - first : each;
+    return {query_tile(b.y, p.group, G), length, first, count < 0 ? 0 : count};
   }
 
   // An empty split still writes its zeros: the merge reads all of them.
@@ -73,7 +65,7 @@ struct ValueMix {
 
  private:
   static KVCC_HD int64_t query_row(const Params& p, const Block& b, const Place& at, int g) {
-    return (static_cast<int64_t>(b.z) * p.cache.heads + at.head) * p.group + at.group_first + g;
+    return at.row(b.z, p.cache.heads, p.group) + g;
   }
 
   static KVCC_HD void load_weights(const Params& p, const Block& b, const Place& at, int32_t first, int thread,

@@ -26,18 +26,11 @@ struct VectorKeyScores {
     TileType tile;
     float partial[kParts * G * kTokens];
   };
-  struct Place {
-    int32_t head, group_first, queries, length, first;
+  struct Place : QueryTile {
+    int32_t length, first;
   };
   static KVCC_HD Place place(const Params& p, const Block& b) {
-    const int32_t group = p.scores.group, tiles = (group + G - 1) / G;
-    Place at;
-    at.head = static_cast<int32_t>(b.y) / tiles;
-    at.group_first = static_cast<int32_t>(b.y) % tiles * G;
-    at.queries = group - at.group_first < G ? group - at.group_first : G;
-    at.length = p.scores.cache.lengths[b.z];
-    at.first = static_cast<int32_t>(b.x) * kTokens;
-    return at;
+    return {query_tile(b.y, p.scores.group, G), p.scores.cache.lengths[b.z], static_cast<int32_t>(b.x) * kTokens};
   }
   static KVCC_HD int phases(const Params& p, const Block& b) {
     const Place at = place(p, b);
@@ -64,7 +57,7 @@ struct VectorKeyScores {
 
  private:
   static KVCC_HD int64_t query_row(const Params& p, const Block& b, const Place& at, int g) {
-    return (static_cast<int64_t>(b.z) * p.scores.cache.heads + at.head) * p.scores.group + at.group_first + g;
+    return at.row(b.z, p.scores.cache.heads, p.scores.group) + g;
   }
 
   static KVCC_HD void dot(const Params& p, const Block& b, const Place& at, int thread, Shared& shared) {

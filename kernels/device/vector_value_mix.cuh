@@ -25,22 +25,15 @@ struct VectorValueMix {
     float coordinate[kTransform ? G * D : 1];  ///< of coordinates of packed tokens
     float total[G];                            ///< of their weights: what multiplies the mean
   };
-  struct Place {
-    int32_t head, group_first, queries, length;
+  struct Place : QueryTile {
+    int32_t length;
     int32_t tile_first, tile_count;  ///< tiles of this split
   };
   static KVCC_HD Place place(const Params& p, const Block& b) {
-    const int32_t group = p.mix.group, group_tiles = (group + G - 1) / G;
-    Place at;
-    at.head = static_cast<int32_t>(b.y) / group_tiles;
-    at.group_first = static_cast<int32_t>(b.y) % group_tiles * G;
-    at.queries = group - at.group_first < G ? group - at.group_first : G;
-    at.length = p.mix.cache.lengths[b.z];
-    const int32_t tiles = (at.length + kTokens - 1) / kTokens, each = (tiles + p.mix.splits - 1) / p.mix.splits;
-    at.tile_first = static_cast<int32_t>(b.x) * each;
-    at.tile_count = tiles - at.tile_first < each ? tiles - at.tile_first : each;
-    if (at.tile_count < 0) at.tile_count = 0;
-    return at;
+    const int32_t length = p.mix.cache.lengths[b.z], tiles = (length + kTokens - 1) / kTokens;
+    const int32_t each = (tiles + p.mix.splits - 1) / p.mix.splits, first = static_cast<int32_t>(b.x) * each;
+    const int32_t count = tiles - first < each ? tiles - first : each;
+    return {query_tile(b.y, p.mix.group, G), length, first, count < 0 ? 0 : count};
   }
   // An empty split still writes its zeros: the merge reads all of them.
   static KVCC_HD int phases(const Params& p, const Block& b) { return 2 + 2 * place(p, b).tile_count; }
@@ -74,7 +67,7 @@ struct VectorValueMix {
     for (int i = thread; i < at.queries * kTokens; i += kThreads) {
       const int g = i / kTokens, token = i % kTokens;
       if (first + token >= at.length) continue;
-      const int64_t row = (static_cast<int64_t>(b.z) * p.mix.cache.heads + at.head) * p.mix.group + at.group_first + g;
+      const int64_t row = at.row(b.z, p.mix.cache.heads, p.mix.group) + g;
       shared.weight[i] = load<Config::kDtype>(p.mix.weights, row * p.mix.weights_stride + first + token);
     }
   }

@@ -107,6 +107,27 @@ float Layer::multiplier() const { return 1.0f / std::sqrt(static_cast<float>(sha
 reference::Rotation Layer::rotation() const { return {false, {inverse_.begin(), inverse_.end()}, 1}; }
 host::BlockRopeTables Layer::tables(int64_t tokens) const { return host::block_rope_tables({inverse_, 1.0f}, tokens); }
 
+KvccAttentionParams Layer::attention(const host::BlockRopeTables& tables, float* out, float* partial,
+                                     int splits) const {
+  KvccAttentionParams p{};
+  p.rope = {tables.base_cosine.data(), tables.base_sine.data(), tables.relative_cosine.data(),
+            tables.relative_sine.data()};
+  p.query = query_.data();
+  p.partial = splits > 1 ? partial : nullptr;
+  p.out = out;
+  p.multiplier = multiplier();
+  p.group = shape_.group;
+  p.splits = splits;
+  return p;
+}
+
+reference::AttentionSums Layer::exact(std::vector<float> key, std::vector<float> value, int64_t tokens) const {
+  key.resize(static_cast<size_t>(tokens) * shape_.row());
+  value.resize(key.size());
+  return reference::attention(
+      key, value, query_, {shape_.heads, shape_.head_dim, shape_.head_dim, shape_.group, 0, multiplier()}, rotation());
+}
+
 void Layer::rows(int64_t tokens, std::vector<float>& key, std::vector<float>& value) const {
   const int dim = shape_.head_dim, half = dim / 2;
   key.resize(static_cast<size_t>(tokens) * shape_.row());
@@ -199,30 +220,17 @@ KvccCache Packed::cache(const reference::MmaCache& from, const Memory& pages, in
 }
 
 KvccAttentionParams Packed::params(int copy, float* out, float* partial, int splits) const {
-  KvccAttentionParams p{};
+  KvccAttentionParams p = layer_.attention(rope_, out, partial, splits);
   p.key = cache(key_, key_pages_, copy);
   p.key.scale = key_quantiser_.scale.data();
   p.key.zero = key_quantiser_.zero.data();
   p.value = cache(value_, value_pages_, copy);
   p.value.tail = value_quantiser_.tail;
-  p.rope = {rope_.base_cosine.data(), rope_.base_sine.data(), rope_.relative_cosine.data(), rope_.relative_sine.data()};
-  p.query = layer_.query().data();
-  p.partial = splits > 1 ? partial : nullptr;
-  p.out = out;
-  p.multiplier = layer_.multiplier();
-  p.group = layer_.shape().group;
-  p.splits = splits;
   return p;
 }
 
 reference::AttentionSums Packed::exact() const {
-  const Shape& shape = layer_.shape();
-  auto key = reference::unpack(key_quantiser_, key_), value = reference::unpack(value_quantiser_, value_);
-  key.resize(static_cast<size_t>(tokens_) * shape.row());
-  value.resize(key.size());
-  return reference::attention(key, value, layer_.query(),
-                              {shape.heads, shape.head_dim, shape.head_dim, shape.group, 0, layer_.multiplier()},
-                              layer_.rotation());
+  return layer_.exact(reference::unpack(key_quantiser_, key_), reference::unpack(value_quantiser_, value_), tokens_);
 }
 
 Rows::Rows(const Shape& shape, const std::vector<float>& key, const std::vector<float>& value, bool half,

@@ -49,6 +49,11 @@ class Layer {
   /// keys of tokens 0 to tokens - 1 after RoPE, and their values: [H, T, D] each.
   void rows(int64_t tokens, std::vector<float>& key, std::vector<float>& value) const;
 
+  /// Parameters of attention of this layer's queries, but for the caches. `tables`: of the context, must outlive them.
+  KvccAttentionParams attention(const host::BlockRopeTables& tables, float* out, float* partial, int splits) const;
+  /// The exact attention of the queries over the first `tokens` of these rows before RoPE, [at least tokens, H, D].
+  reference::AttentionSums exact(std::vector<float> key, std::vector<float> value, int64_t tokens) const;
+
  private:
   Shape shape_;
   std::vector<float> key_, value_, query_, inverse_;

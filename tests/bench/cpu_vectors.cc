@@ -95,28 +95,16 @@ KvccCache PackedVectors::cache(const Side& side, int copy) const {
 }
 
 KvccAttentionParams PackedVectors::params(int copy, float* out, float* partial, int splits) const {
-  KvccAttentionParams p{};
+  KvccAttentionParams p = layer_.attention(rope_, out, partial, splits);
   p.key = cache(key_, copy);
   p.value = cache(value_, copy);
-  p.rope = {rope_.base_cosine.data(), rope_.base_sine.data(), rope_.relative_cosine.data(), rope_.relative_sine.data()};
-  p.query = layer_.query().data();
-  p.partial = splits > 1 ? partial : nullptr;
-  p.out = out;
-  p.multiplier = layer_.multiplier();
-  p.group = layer_.shape().group;
-  p.splits = splits;
   return p;
 }
 
 reference::AttentionSums PackedVectors::exact() const {
-  const Shape& shape = layer_.shape();
-  auto key = reference::unpack(key_.quantiser, key_.cache), value = reference::unpack(value_.quantiser, value_.cache);
   // Without sinks page 0 begins with the first row.
-  key.resize(static_cast<size_t>(tokens_) * shape.row());
-  value.resize(key.size());
-  return reference::attention(key, value, layer_.query(),
-                              {shape.heads, shape.head_dim, shape.head_dim, shape.group, 0, layer_.multiplier()},
-                              layer_.rotation());
+  return layer_.exact(reference::unpack(key_.quantiser, key_.cache), reference::unpack(value_.quantiser, value_.cache),
+                      tokens_);
 }
 
 }  // namespace kvcc::bench

@@ -41,6 +41,7 @@ constexpr size_t kPiece = size_t{4} << 20;  ///< a TCPStore takes values of up t
 constexpr int64_t kWaiting = 8;             ///< pieces of a rank that wait at most
 
 Bytes to_bytes(const std::string& text) { return {text.begin(), text.end()}; }
+Bytes json_bytes(const Json& json) { return to_bytes(json.dump(-1, ' ', false, Json::error_handler_t::replace)); }
 std::string to_text(const Bytes& bytes) { return {bytes.begin(), bytes.end()}; }
 
 /// The first line of a libtorch error, without its back trace.
@@ -140,7 +141,7 @@ class C10dRanks : public Ranks {
 
   void fail(const std::string& why) noexcept override {
     try {
-      announce(rank(), name(rank()) + ": " + why);
+      announce(*store_, rank(), name(rank()) + ": " + why);
       stop_watching();
       // Who serves the store stays until the others know; one of them may be dead.
       const Clock::time_point start = Clock::now();
@@ -234,8 +235,7 @@ class C10dRanks : public Ranks {
     store_->add("beat/" + std::to_string(rank()), 0);
     store_->set(
         "here/" + std::to_string(rank()),
-        to_bytes(Json{{"host", host_name()}, {"process", ::getpid()}, {"address", own}, {"version", KVCC_VERSION}}.dump(
-            -1, ' ', false, Json::error_handler_t::replace)));
+        json_bytes(Json{{"host", host_name()}, {"process", ::getpid()}, {"address", own}, {"version", KVCC_VERSION}}));
     while (!store_->check(keys("here/"))) {
       if (settings_.check_interrupt) settings_.check_interrupt();
       if (seconds_since(start) > settings_.join_seconds) {
@@ -319,10 +319,8 @@ class C10dRanks : public Ranks {
   static constexpr const char* kHint = "started again with --resume, the ranks go on with what is done";
 
   /// The first failure stands.
-  void announce(int rank, const std::string& text) {
-    store_->compareSet(
-        "failed", {},
-        to_bytes(Json{{"rank", rank}, {"text", text}}.dump(-1, ' ', false, Json::error_handler_t::replace)));
+  static void announce(c10d::Store& store, int rank, const std::string& text) {
+    store.compareSet("failed", {}, json_bytes(Json{{"rank", rank}, {"text", text}}));
   }
 
   void set_failure(const std::string& text) {
@@ -401,9 +399,7 @@ class C10dRanks : public Ranks {
       const std::string text =
           name(r) + ": no sign of life for " + seconds_text() + ": it was killed, or its machine or network is gone";
       set_failure(text);
-      watch_store_->compareSet(
-          "failed", {},
-          to_bytes(Json{{"rank", r}, {"text", text}}.dump(-1, ' ', false, Json::error_handler_t::replace)));
+      announce(*watch_store_, r, text);
       watch_store_->add("heard", 1);
       return;
     }
