@@ -328,7 +328,7 @@ class Parser {
       if (now().kind == TK::name && ahead().kind == TK::mark && ahead().text == "=") {
         std::string argument = take().text;
         take();
-        e.named.emplace_back(std::move(argument), expression());
+        e.named.push_back({std::move(argument), expression()});
       } else {
         e.children.push_back(expression());
       }

@@ -18,6 +18,8 @@ using Value = nlohmann::ordered_json;
 /// What a name stands for that has no value.
 inline Value undefined() { return Value(Value::value_t::discarded); }
 
+struct NamedArgument;
+
 struct Expression {
   enum class Kind : uint8_t {
     literal,
@@ -39,7 +41,12 @@ struct Expression {
   std::string text;
   Value value;
   std::vector<Expression> children;
-  std::vector<std::pair<std::string, Expression>> named;  ///< arguments by name
+  std::vector<NamedArgument> named;
+};
+
+struct NamedArgument {
+  std::string name;
+  Expression value;
 };
 
 struct Statement;
