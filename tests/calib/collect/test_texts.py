@@ -262,6 +262,37 @@ def test_articles_of_wikitext(place, monkeypatch):
     assert settings["text_name"] == "wiki:all" and settings["text_sha256"] == hashlib.sha256(text.encode()).hexdigest()
 
 
+def test_c4_and_ptb_are_read_below_the_data_folder(place, tmp_path, monkeypatch):
+    """Files named and made as AllenAI's C4 (JSON lines with text, timestamp and url) and Mikolov's PTB (a sentence a line, <unk>, N) are the same samples as the files themselves."""
+    monkeypatch.setenv("KVCC_DATA", str(tmp_path))
+    (tmp_path / "c4").mkdir()
+    (tmp_path / "ptb").mkdir()
+    pages = [{"text": text.strip(), "timestamp": f"2019-04-2{i}T12:57:54Z", "url": f"https://a.example/{i}"} for i, text in enumerate(DOCUMENTS)]
+    sentences = "".join(f" {line.strip()} <unk> N \n" for line in DOCUMENTS)
+    files = {"c4": ("c4/c4-train.00000-of-01024.json", pages), "c4:validation": ("c4/c4-validation.00000-of-00008.json", pages[::-1]),
+             "ptb": ("ptb/ptb.train.txt", sentences), "ptb:valid": ("ptb/ptb.valid.txt", sentences[30:]), "ptb:test": ("ptb/ptb.test.txt", sentences[60:])}
+    samples = set()
+    for name, (file, content) in files.items():
+        path = tmp_path / file
+        path.write_text(content if isinstance(content, str) else "\n".join(json.dumps(page) for page in content) + "\n")
+        _, settings, _ = place.collect("--dataset", name, samples=2)
+        _, of_file, _ = place.collect("--dataset", path, samples=2)
+        assert settings["sample_sha256"] == of_file["sample_sha256"]
+        assert settings["text_sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert settings["text_name"] == (name if ":" in name else f"{name}:train")
+        assert settings["text_flavour"] == ("raw" if name.startswith("c4") else "tokens")
+        everything = place.encode(content if isinstance(content, str) else "".join(page["text"] for page in content))
+        windows = [everything[offset:offset + 96] for offset in settings["offsets"]]
+        if isinstance(content, str):
+            assert settings["sample_sha256"] == [hash_of(ids) for ids in windows]
+        samples.update(settings["sample_sha256"])
+    assert len(samples) == 2 * len(files)
+    _, settings, _ = place.collect("--dataset", "c4", "--packing", "document", "--seed", 3, samples=4)
+    order = shuffled(len(DOCUMENTS), 3)
+    wanted = documents(place, order, 4, 96, [page["text"] for page in pages])
+    assert settings["sample_sha256"] == [hash_of(ids) for _, ids in wanted]
+
+
 def refusal(place, *options, code=3):
     return kvcc("collect", place.model, "-o", place.folder / "no.acts", "--seqlen", 32, "--samples", 4, *options, code=code)[1]
 
