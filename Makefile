@@ -139,7 +139,7 @@ fuzz: deps  ## fuzz every parser for FUZZ_SECONDS (600) each under ASan and UBSa
 	  --no-install-recommends clang libclang-rt-14-dev llvm >/dev/null)
 	cmake -S . -B $(BUILD)-fuzz -G Ninja -DCMAKE_BUILD_TYPE=None -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ \
 	  -DCMAKE_CXX_FLAGS='-O1 -g1' -DKVCC_TORCH=OFF -DKVCC_FUZZ=ON -DKVCC_SANITIZE=address,undefined,fuzzer-no-link
-	cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzz_model fuzz_store fuzz_cache
+	cmake --build $(BUILD)-fuzz -j $(JOBS) --target fuzz_model fuzz_store fuzz_cache fuzz_data
 	@tests/fuzz/run.sh $(BUILD)-fuzz $(FUZZ_SECONDS) "$(FUZZ)" $(JOBS)
 
 golden: tests oracles browser  ## rewrite the kept emitted units and pictures of reports

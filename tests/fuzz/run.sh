@@ -35,7 +35,7 @@ fuzz() {
 
 names=()
 declare -A program_of
-for program in "$build"/tests/fuzz_{model,store,cache}; do
+for program in "$build"/tests/fuzz_{model,store,cache,data}; do
   targets=$("$program") || exit 1
   for target in $targets; do
     [ -z "$only" ] || [ "$only" = "$target" ] || continue

@@ -54,9 +54,9 @@ esac
 @pytest.fixture
 def build(tmp_path):
     """A build folder whose fuzzers are stand-ins with the targets `good`, `bad` (breaks), `hangs`, `other` (has a timeout once, which
-    does not come again) and `more`."""
+    does not come again), `more` and `last`."""
     (tmp_path / "tests").mkdir()
-    for name, targets in (("model", "good bad hangs"), ("store", "other"), ("cache", "more")):
+    for name, targets in (("model", "good bad hangs"), ("store", "other"), ("cache", "more"), ("data", "last")):
         program = tmp_path / f"tests/fuzz_{name}"
         program.write_text(FUZZER.replace("TARGETS", targets))
         program.chmod(0o755)
@@ -71,9 +71,9 @@ def fuzz(*arguments):
 def test_fuzzing_runs_every_target_and_tells_what_was_found(build, jobs):
     done = fuzz(build, 90, "", jobs)
     calls = (build / "tests/calls").read_text()
-    assert sorted(line.split()[0] for line in calls.splitlines()) == ["bad", "good", *["hangs"] * 2, "more", *["other"] * 3]
+    assert sorted(line.split()[0] for line in calls.splitlines()) == ["bad", "good", *["hangs"] * 2, "last", "more", *["other"] * 3]
     assert "-max_total_time=90 " in calls and f"{SOURCE}/tests/corpus/good" in calls
-    for name, runs in (("good", 5), ("other", 10), ("more", 5)):
+    for name, runs in (("good", 5), ("other", 10), ("more", 5), ("last", 5)):
         assert re.search(rf"^{name}: \d+ s, {runs} runs, cov: 12 ft: 34, nothing found$", done.stdout, re.M), done.stdout
     assert "bad: FOUND" in done.stdout and "it broke" in done.stdout and "hangs: FOUND" in done.stdout and done.returncode == 1
     assert [path.name for path in (build / "finds").iterdir()] == ["hangs-timeout-0af"]
