@@ -10,6 +10,7 @@
 #include "calib/cli/text_source.h"
 #include "calib/collect/weight_fisher.h"
 #include "calib/fit/weight_fit.h"
+#include "calib/model/memory.h"
 #include "calib/report/weights_report.h"
 #include "formats/cli/output.h"
 #include "formats/cli/program.h"
@@ -107,8 +108,8 @@ class WeightsFit {
       throw kvcc::bad_input(job.output, "exists", "", "--force replaces it");
     }
     read_text();
-    const kvcc::WeightFisherPlan plan = kvcc::plan_weight_fisher(
-        files_, o_.seqlen, o_.max_memory.empty() ? 0 : kvcc::parse_bytes(o_.max_memory), result_bytes());
+    const kvcc::WeightFisherPlan plan =
+        kvcc::plan_weight_fisher(files_, o_.seqlen, kvcc::memory_option(o_.max_memory), result_bytes());
     if (common_.dry_run) {
       print_plan(plan);
       return 0;

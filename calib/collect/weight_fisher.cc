@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 
+#include "calib/collect/plan.h"
 #include "calib/collect/sample_pass.h"
 #include "calib/model/errors.h"
 #include "calib/model/memory.h"
@@ -78,10 +79,6 @@ double run(const ModelFiles& files, const std::vector<std::vector<int32_t>>& ids
 WeightFisherPlan plan_weight_fisher(const ModelFiles& files, int64_t seqlen, uint64_t max_memory,
                                     uint64_t result_bytes) {
   const DecoderConfig& c = files.config;
-  const uint64_t layer = saved_bytes_per_token(c, seqlen) * seqlen;
-  const uint64_t inputs = sizeof(float) * seqlen * c.hidden * c.layers;
-  const uint64_t passing = sizeof(float) * seqlen * (4 * c.hidden + 3 * c.feed_forward);  // gradients under way
-  const uint64_t logits = 3ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
   std::vector<uint64_t> sums(static_cast<size_t>(c.layers), 0);
   uint64_t largest = 0;
   for (const ExpectedTensor& tensor : projections(files)) {
@@ -89,8 +86,9 @@ WeightFisherPlan plan_weight_fisher(const ModelFiles& files, int64_t seqlen, uin
     largest = std::max(largest, bytes_of(tensor));
   }
   // Inputs of products beside what a layer saves anyway; a matrix' gradient twice, as it is made.
+  const uint64_t layer = saved_bytes_per_token(c, seqlen) * static_cast<uint64_t>(seqlen);
   const uint64_t fixed =
-      loaded_bytes(files) + inputs + 2 * layer + std::max(passing, logits) + 2 * largest + result_bytes;
+      pass_bytes(files, seqlen, 0, {.fisher = true, .recompute = true}) + layer + 2 * largest + result_bytes;
   WeightFisherPlan plan;
   plan.memory_limit = max_memory != 0 ? max_memory : available_memory();
   const uint64_t room = plan.memory_limit > fixed ? plan.memory_limit - fixed : 0;

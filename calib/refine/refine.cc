@@ -9,6 +9,7 @@
 #include <limits>
 #include <numbers>
 
+#include "calib/collect/plan.h"
 #include "calib/collect/sample_pass.h"
 #include "calib/eval/simulated_cache.h"
 #include "calib/eval/vector_quantiser.h"
@@ -155,18 +156,17 @@ class Refinement {
 
 uint64_t peak_bytes(const ModelFiles& files, const Codebook& book, int64_t seqlen, int64_t windows, bool recompute) {
   const DecoderConfig& c = files.config;
-  const uint64_t layer = saved_bytes_per_token(c, seqlen) * seqlen;
-  const uint64_t inputs = static_cast<uint64_t>(c.hidden) * sizeof(float) * seqlen * c.layers;
-  const uint64_t kept = recompute ? inputs + layer : layer * c.layers;
-  const uint64_t cached = static_cast<uint64_t>(c.kv_heads) * (c.head_dim + c.value_head_dim) * seqlen * c.layers;
-  const uint64_t logits = 5ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
-  const uint64_t exact = static_cast<uint64_t>(windows) * seqlen * c.hidden * sizeof(float);
+  const auto tokens = static_cast<uint64_t>(seqlen);
+  // Codes and the coded tensors; logits of both models; last layers' outputs of the exact one, of every window.
+  const uint64_t cached = static_cast<uint64_t>(c.kv_heads) * (c.head_dim + c.value_head_dim) * tokens * c.layers * 6;
+  const uint64_t logits = 2ull * sizeof(float) * logits_chunk_rows(c) * c.vocab;
+  const uint64_t exact = static_cast<uint64_t>(windows) * tokens * c.hidden * sizeof(float);
   uint64_t numbers = 0;
   for (const TensorCodebooks* t : {&book.key, &book.value}) {
     numbers += t->vectors.size() * 5 + t->forward.size() * 10;  // as they are twice, their moments and sums
   }
-  // A quarter more for what the allocator can't reuse, as in collect; codes and the coded tensors.
-  return loaded_bytes(files) + kept + kept / 4 + cached * 6 + logits + exact + numbers * sizeof(float);
+  return pass_bytes(files, seqlen, 0, {.fisher = true, .recompute = recompute}) + cached + logits + exact +
+         numbers * sizeof(float);
 }
 
 }  // namespace
