@@ -195,6 +195,7 @@ ordered_json codebook_json(const ReportData& data, const std::vector<HeadReport>
   }
   document["provenance"] = provenance_json(codebook.provenance);
   if (codebook.scheme.is_vector()) document["vector"] = vector_json(codebook);
+  if (ordered_json refined = refinement_json(codebook); !refined.is_null()) document["refinement"] = std::move(refined);
   document["warnings"] = warnings_json(data);
   document["histogram_edges"] = {normalised_edge(0), normalised_edge(kNormalisedBins)};
   document["layers"] = layers_json(heads);

@@ -7,6 +7,7 @@
 #include "calib/report/html_assets.h"
 #include "calib/report/html_page.h"
 #include "calib/report/html_report.h"
+#include "calib/report/vector_report.h"
 
 namespace kvcc {
 namespace {
@@ -109,6 +110,7 @@ std::string codebook_html(const ReportData& report, const std::string& path, uin
     data["kind"] = "activations";
     data["content_sha256"] = codebook.provenance.activations_sha256;
   }
+  data["refinement_text"] = refinement_text(codebook);
   data["layer_index"] = codebook.layer_index;
   data["histogram"] = {
       {"low", normalised_edge(0)}, {"high", normalised_edge(kNormalisedBins)}, {"bins", kNormalisedBins}};

@@ -71,6 +71,40 @@ ordered_json vector_json(const Codebook& codebook) {
   return document;
 }
 
+ordered_json refinement_json(const Codebook& codebook) {
+  const auto noted = codebook.extras.find("/refinement");
+  if (noted == codebook.extras.end() || noted->second.dataset) return nullptr;
+  // No reader needs it, so that no reader has checked it: what is of another type is left out.
+  ordered_json document = ordered_json::object();
+  for (const char* name : {"artifact_sha256", "dataset_name", "dataset_sha256", "windows", "held_out", "seqlen", "seed",
+                           "rate", "steps", "transforms", "kl_before", "kl_after", "quantised_weights"}) {
+    const auto found = noted->second.attributes.find(name);
+    if (found == noted->second.attributes.end() || !found->second.shape.empty()) continue;
+    const TreeValue& value = found->second;
+    if (value.type == Element::text) document[name] = value.bytes;
+    if (value.type == Element::i64) document[name] = array_of<int64_t>(value).at(0);
+    if (value.type == Element::f64) document[name] = number_json(array_of<double>(value).at(0));
+  }
+  return document;
+}
+
+std::string refinement_text(const Codebook& codebook) {
+  const ordered_json noted = refinement_json(codebook);
+  if (noted.is_null()) return "";
+  const auto word = [&](const char* name) {
+    const auto found = noted.find(name);
+    if (found == noted.end()) return std::string("-");
+    return found->is_string() ? found->get<std::string>() : found->dump();
+  };
+  const auto loss = [&](const char* name) {
+    const auto found = noted.find(name);
+    return found != noted.end() && found->is_number() ? fmt::format("{:.5f}", found->get<double>()) : std::string("-");
+  };
+  return fmt::format("from {} by {} steps on {}: {} windows of {} tokens; KL on {} more {}, before {}",
+                     word("artifact_sha256").substr(0, 12), word("steps"), word("dataset_name"), word("windows"),
+                     word("seqlen"), word("held_out"), loss("kl_after"), loss("kl_before"));
+}
+
 std::vector<std::vector<std::string>> vector_rows(const Codebook& codebook) {
   std::vector<std::vector<std::string>> rows{{"layer", "key bits", "groups", "of 0 bits", "most", "held-out dNLL",
                                               "value bits", "groups", "of 0 bits", "most", "held-out dNLL"}};

@@ -24,6 +24,12 @@ std::vector<VectorLayer> vector_layers(const Codebook& codebook);
 /// "code_bits", "predicted_dnll_fitted", "predicted_dnll_held_out", "layers".
 nlohmann::ordered_json vector_json(const Codebook& codebook);
 
+/// What kvcc refine noted of its run (formats/spec/codebook.md, "Refinement"), as far as it is of the types that it
+/// writes; null where the artifact was not refined.
+nlohmann::ordered_json refinement_json(const Codebook& codebook);
+/// The same in a line; "" where it was not refined.
+std::string refinement_text(const Codebook& codebook);
+
 /// Rows for a table: keys and values of each layer side by side, with a head line.
 std::vector<std::vector<std::string>> vector_rows(const Codebook& codebook);
 

@@ -177,6 +177,9 @@ int inspect_codebook(const Options& options, const Common& common) {
           short_hash(from.activations_sha256),
           from.quantised_weights.empty() ? "" : ", of the quantised weights " + short_hash(from.quantised_weights)),
       style);
+  if (const std::string refined = kvcc::refinement_text(codebook); !refined.empty()) {
+    print_line("refined", refined, style);
+  }
   if (codebook.scheme.is_vector() && options.layer < 0 && options.head < 0) {
     fmt::print("\n{}", kvcc::cli::table(kvcc::vector_rows(codebook)));
   }

@@ -111,6 +111,7 @@ function overview(bar) {
                         ['Scheme', !isFolder && el('code', {}, data.scheme)],
                         ['Text', `${p.dataset} (${p.dataset_flavour})`],
                         ['Samples', `${number(p.samples)} of ${count(p.seqlen)} tokens, seed ${p.seed}, BOS ${p.bos}`],
+                        ['Refined', data.refinement_text],
                         [
                           'Shape',
                           `${layers.length} layers, ${data.model.query_heads} query heads, ${headCount} KV heads of ${

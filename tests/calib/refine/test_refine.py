@@ -133,6 +133,10 @@ def test_it_is_better_on_text_that_no_step_saw_and_says_what_eval_says(tiny, tmp
         assert not np.array_equal(file["key/vectors"], old["key/vectors"])
         assert "predicted_held_out" not in file["key/stats"], "it was of the codebooks before"
     kvcc("validate", after)
+    shown = kvcc_json("inspect", after)["refinement"]
+    assert shown["kl_after"] == note["kl_after"] and shown["windows"] == 2 and shown["dataset_name"] == note["dataset_name"].decode() and len(shown) == len(note)
+    assert f"refined     from {shown['artifact_sha256'][:12]} by {shown['steps']} steps" in kvcc("inspect", after)[0]
+    assert "refinement" not in kvcc_json("inspect", before) and "refined" not in kvcc("inspect", before)[0]
     kl = []  # of each window, one of which is the one that was held out
     for ids in np.load(folder / "text.npy"):
         np.save(tmp_path / "w.npy", ids[None])

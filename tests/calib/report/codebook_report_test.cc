@@ -1,4 +1,5 @@
 #include "calib/report/codebook_report.h"
+#include "calib/report/vector_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,6 +43,24 @@ TEST(Report, RowsHoldTheArtifactsNumbers) {
   for (int c = 24; c < 32; ++c) fisher += codebook.key.stats.fisher[static_cast<size_t>(c)];
   EXPECT_DOUBLE_EQ(head.fisher_mass, fisher * 32768);
   for (const HeadReport& each : heads) EXPECT_THAT(each.flags, IsEmpty());
+}
+
+TEST(Report, NotesOfARefinementAreShownAsFarAsTheyAreOnes) {
+  Codebook codebook = made::codebook();
+  EXPECT_TRUE(refinement_json(codebook).is_null());
+  EXPECT_EQ(refinement_text(codebook), "");
+  codebook.extras["/refinement"].attributes = {{"artifact_sha256", text_value("0123456789abcdef")},
+                                               {"steps", text_value("many")},
+                                               {"windows", integer_value(12)},
+                                               {"seqlen", array_value(Element::i64, {2}, std::vector<int64_t>{1, 2})},
+                                               {"kl_before", float_value(0.25)},
+                                               {"kl_after", float_value(std::nan(""))},
+                                               {"other", integer_value(1)}};
+  const nlohmann::ordered_json noted = refinement_json(codebook);
+  EXPECT_EQ(noted.dump(), R"({"artifact_sha256":"0123456789abcdef","windows":12,"steps":"many","kl_before":0.25,)"
+                          R"("kl_after":null})");
+  EXPECT_EQ(refinement_text(codebook),
+            "from 0123456789ab by many steps on -: 12 windows of - tokens; KL on - more -, before 0.25000");
 }
 
 TEST(Report, F32F40F37FlagsNameWhatDeservesALook) {

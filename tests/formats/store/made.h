@@ -163,7 +163,10 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
                     "",
                     "",
                     "",
-                    ""};
+                    "",
+                    0,
+                    "",
+                    0};
   for (int layer = 0; layer < layers; ++layer) out.layer_index.push_back(static_cast<uint16_t>(2 * layer));
   const CacheShape& shape = out.model.shape;
   const bool sparse = out.scheme.sparse > 0;
