@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 #include <vector>
 
@@ -38,7 +39,9 @@ KVCC_FUZZ(data_manifest) {
     find_dataset(all, dataset.name, split);
     for (const std::string& name : dataset.defaults) find_split(dataset, name);
     for (const ManifestSplit& part : dataset.splits) {
-      if (part.file.file.find("..") != std::string::npos) throw std::logic_error("a name that leaves the folder");
+      const std::filesystem::path path = part.file.file;
+      const bool leaves = path.is_absolute() || std::find(path.begin(), path.end(), "..") != path.end();
+      if (leaves) throw std::logic_error("a name that leaves the folder");
     }
   }
 }
