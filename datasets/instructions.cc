@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
-#include <regex>
 #include <set>
 #include <vector>
 
+#include "datasets/pattern.h"
 #include "datasets/scoring.h"
 #include "formats/core/error.h"
 #include "formats/core/json.h"
@@ -22,10 +22,6 @@ int64_t count(std::string_view text, std::string_view part) {
   int64_t found = 0;
   for (size_t at = text.find(part); at != std::string_view::npos; at = text.find(part, at + part.size())) ++found;
   return found;
-}
-
-int64_t matches(const std::string& text, const std::regex& pattern) {
-  return std::distance(std::sregex_iterator(text.begin(), text.end(), pattern), std::sregex_iterator());
 }
 
 bool whole_word(const std::string& text, const std::string& word) {
@@ -103,10 +99,10 @@ bool has_json_alone(std::string_view text) {
   return Json::accept(trimmed(bare));
 }
 
-bool has_title(const std::string& text) {
-  static const std::regex title("<<[^\n]+>>");
-  for (std::sregex_iterator match(text.begin(), text.end(), title), end; match != end; ++match) {
-    std::string inside = match->str();
+bool has_title(std::string_view text) {
+  static const Pattern title("<<[^\n]+>>");
+  for (const std::string_view match : title.all(text)) {
+    std::string inside(match);
     inside.erase(0, inside.find_first_not_of('<'));
     inside.erase(inside.find_last_not_of('>') + 1);
     if (!trimmed(inside).empty()) return true;
@@ -151,19 +147,19 @@ bool has_case(std::string_view text, bool upper) {
 }
 
 bool has_postscript(std::string_view text, const std::string& marker) {
-  static const std::regex pps("\\s*p\\.\\s?p\\.\\s?s"), ps("\\s*p\\.\\s?s\\.");
+  static const Pattern pps("p\\.\\s?p\\.\\s?s"), ps("p\\.\\s?s\\.");
   const std::string small = lower(text);
-  if (marker == "P.P.S") return std::regex_search(small, pps);
-  if (marker == "P.S.") return std::regex_search(small, ps);
+  if (marker == "P.P.S") return pps.is_in(small);
+  if (marker == "P.S.") return ps.is_in(small);
   return contains(small, lower(marker));
 }
 
-int64_t highlights(const std::string& text) {
-  static const std::regex one("\\*[^\n\\*]*\\*"), two("\\*\\*[^\n\\*]*\\*\\*");
+int64_t highlights(std::string_view text) {
+  static const Pattern one("\\*[^\n\\*]*\\*"), two("\\*\\*[^\n\\*]*\\*\\*");
   int64_t found = 0;
-  for (const std::regex* pattern : {&one, &two}) {
-    for (std::sregex_iterator match(text.begin(), text.end(), *pattern), end; match != end; ++match) {
-      std::string inside = match->str();
+  for (const Pattern* pattern : {&one, &two}) {
+    for (const std::string_view match : pattern->all(text)) {
+      std::string inside(match);
       inside.erase(std::remove(inside.begin(), inside.end(), '*'), inside.end());
       if (!trimmed(inside).empty()) ++found;
     }
@@ -245,8 +241,8 @@ const std::map<std::string, Maker>& makers() {
       {"detectable_content:number_placeholders",
        [](const Arguments& a, const std::string&) -> Instruction {
          return [n = a.number("num_placeholders")](Text t) {
-           static const std::regex placeholder("\\[[^\n]*?\\]");
-           return matches(std::string(t), placeholder) >= n;
+           static const Pattern placeholder("\\[[^\n]*?\\]");
+           return static_cast<int64_t>(placeholder.all(t).size()) >= n;
          };
        }},
       {"detectable_content:postscript",
@@ -273,7 +269,7 @@ const std::map<std::string, Maker>& makers() {
        }},
       {"detectable_format:number_highlighted_sections",
        [](const Arguments& a, const std::string&) -> Instruction {
-         return [n = a.number("num_highlights")](Text t) { return highlights(std::string(t)) >= n; };
+         return [n = a.number("num_highlights")](Text t) { return highlights(t) >= n; };
        }},
       {"detectable_format:multiple_sections",
        [](const Arguments& a, const std::string&) -> Instruction {
@@ -290,9 +286,7 @@ const std::map<std::string, Maker>& makers() {
       {"detectable_format:json_format",
        [](const Arguments&, const std::string&) -> Instruction { return has_json_alone; }},
       {"detectable_format:title",
-       [](const Arguments&, const std::string&) -> Instruction {
-         return [](Text t) { return has_title(std::string(t)); };
-       }},
+       [](const Arguments&, const std::string&) -> Instruction { return [](Text t) { return has_title(t); }; }},
       {"combination:two_responses", [](const Arguments&, const std::string&) -> Instruction { return two_responses; }},
       {"combination:repeat_prompt",
        [](const Arguments& a, const std::string& prompt) -> Instruction {

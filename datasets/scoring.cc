@@ -5,7 +5,8 @@
 #include <charconv>
 #include <cmath>
 #include <map>
-#include <regex>
+
+#include "datasets/pattern.h"
 
 namespace kvcc {
 namespace {
@@ -58,13 +59,13 @@ std::string plain_mathematics(std::string_view text) {
                                                                                  {"$", ""}}) {
     plain = replaced(std::move(plain), from, to);
   }
-  static const std::regex text_command("\\\\(?:text|mbox|mathrm|textbf)\\{([^{}]*)\\}"),
+  static const Pattern text_command("\\\\(?:text|mbox|mathrm|textbf)\\{([^{}]*)\\}"),
       short_fraction("\\\\frac(\\d)(\\d)"), thousands("(\\d),(?=\\d{3}(?!\\d))"), variable("^[a-zA-Z]=");
-  plain = std::regex_replace(plain, text_command, "$1");
+  plain = text_command.replaced(plain, "$1");
   plain.erase(std::remove_if(plain.begin(), plain.end(), is_space), plain.end());
-  plain = std::regex_replace(plain, short_fraction, "\\frac{$1}{$2}");
-  plain = std::regex_replace(plain, thousands, "$1");
-  plain = std::regex_replace(plain, variable, "");
+  plain = short_fraction.replaced(plain, "\\frac{$1}{$2}");
+  plain = thousands.replaced(plain, "$1");
+  plain = variable.replaced(plain, "");
   while (!plain.empty() && plain.back() == '.') plain.pop_back();
   return plain;
 }
@@ -79,11 +80,15 @@ std::optional<double> whole_number(const std::string& text) {
 
 /// A number, a/b or \frac{a}{b}.
 std::optional<double> value_of(const std::string& text) {
-  static const std::regex fraction("(-?)(?:\\\\frac\\{(-?\\d+)\\}\\{(\\d+)\\}|(-?\\d+)/(\\d+))");
-  std::smatch match;
-  if (!std::regex_match(text, match, fraction)) return whole_number(text);
-  const auto part = [&](int a, int b) { return std::stod(match[a].matched ? match[a].str() : match[b].str()); };
-  return (match[1].length() > 0 ? -1 : 1) * part(2, 4) / part(3, 5);
+  static const Pattern fraction("\\A(-?)(?:\\\\frac\\{(-?\\d+)\\}\\{(\\d+)\\}|(-?\\d+)/(\\d+))\\z");
+  const auto parts = fraction.groups(text);
+  if (!parts) return whole_number(text);
+  const auto part = [&](size_t a, size_t b) {
+    return whole_number(std::string((*parts)[a] ? *(*parts)[a] : *(*parts)[b]));
+  };
+  const std::optional<double> above = part(1, 3), below = part(2, 4);
+  if (!above || !below) return std::nullopt;  // too many digits
+  return ((*parts)[0]->empty() ? 1 : -1) * *above / *below;
 }
 
 }  // namespace
@@ -176,11 +181,10 @@ std::vector<std::string> digit_runs(std::string_view text) {
 }
 
 std::optional<double> last_number(std::string_view text) {
-  static const std::regex number("-?\\d[\\d,]*(?:\\.\\d+)?");
-  const std::string all(text);
-  std::string last;
-  for (std::sregex_iterator match(all.begin(), all.end(), number), end; match != end; ++match) last = match->str();
-  if (last.empty()) return std::nullopt;
+  static const Pattern number("-?\\d[\\d,]*(?:\\.\\d+)?");
+  const std::vector<std::string_view> numbers = number.all(text);
+  if (numbers.empty()) return std::nullopt;
+  std::string last(numbers.back());
   last.erase(std::remove(last.begin(), last.end(), ','), last.end());
   return whole_number(last);
 }

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <limits>
+#include <new>
 
 #include "calib/text/sentencepiece_proto.h"
 #include "calib/text/word_model.h"
@@ -25,10 +27,8 @@ class SentencePieceWords : public WordModel {
     const SentencePieceFacts facts = read_facts(spec.sentencepiece, place_);
     if (!facts.charsmap.empty()) Charsmap(facts.charsmap, place_);
     // It logs to stderr what it returns as well.
-    const auto status = processor_.LoadFromSerializedProto(spec.sentencepiece);
-    if (!status.ok()) {
-      throw tokenizer_error(place_, std::string("a SentencePiece model that does not load: ") + status.message());
-    }
+    const std::string why = load(spec.sentencepiece);
+    if (!why.empty()) throw tokenizer_error(place_, "a SentencePiece model that does not load: " + why);
     std::fill(std::begin(byte_ids_), std::end(byte_ids_), -1);
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
       if (!std::isfinite(processor_.GetScore(id))) {
@@ -62,6 +62,19 @@ class SentencePieceWords : public WordModel {
   int64_t size() const override { return processor_.GetPieceSize(); }
 
  private:
+  /// What the library says is wrong; "" where it takes the model. Its tries throw what its status does not tell, of a
+  /// token with a zero byte.
+  std::string load(std::string_view model) {
+    try {
+      const auto status = processor_.LoadFromSerializedProto(model);
+      return status.ok() ? "" : status.message();
+    } catch (const std::bad_alloc&) {
+      throw;
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+  }
+
   void check(const sentencepiece::util::Status& status) const {
     if (!status.ok()) throw Error(ErrorKind::failed, place_, std::string("sentencepiece: ") + status.message());
   }

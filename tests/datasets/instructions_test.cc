@@ -100,5 +100,18 @@ TEST(Instructions, Sentences) {
   EXPECT_EQ(count_sentences(""), 0);
 }
 
+TEST(Instructions, LongAnswersAreCheckedLikeShortOnes) {
+  const std::string line(1 << 18, 'x');
+  for (const Case& one : kCases) {
+    const Instruction check = make_instruction(one.id, one.arguments, "", "test");
+    for (const char* begin : {"<<", "[", "*", "p.", "", "{\"a\":\""}) {
+      for (const char* end : {">>", "]", "*", "s.", "", "\"}"}) check(begin + line + end);
+    }
+  }
+  EXPECT_TRUE(make_instruction("detectable_format:title", "{}", "", "test")("<<" + line + ">>"));
+  EXPECT_TRUE(make_instruction("detectable_content:number_placeholders", R"({"num_placeholders":1})", "",
+                               "test")("[" + line + "]"));
+}
+
 }  // namespace
 }  // namespace kvcc

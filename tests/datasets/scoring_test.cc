@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
+#include "datasets/pattern.h"
+
 namespace kvcc {
 namespace {
 
@@ -35,6 +39,33 @@ TEST(Scoring, Numbers) {
   EXPECT_EQ(last_number("from 3 to -1,234.50."), -1234.5);
   EXPECT_EQ(last_number("it is 42."), 42);
   EXPECT_EQ(last_number("none"), std::nullopt);
+}
+
+/// The standard library's regular expressions end the program here: one frame of the stack a character.
+TEST(Scoring, LongTextsAreScoredLikeShortOnes) {
+  const std::string digits(1 << 20, '1'), commas(1 << 20, ',');
+  EXPECT_EQ(last_number(digits), std::nullopt) << "more than a double holds";
+  EXPECT_EQ(last_number("7" + commas), 7);
+  EXPECT_EQ(last_number("7 " + std::string(1 << 20, 'x')), 7);
+  EXPECT_TRUE(same_mathematics("\\text{" + digits + "}", digits));
+  EXPECT_FALSE(same_mathematics("\\frac{" + digits + "}{3}", "1"));
+  EXPECT_FALSE(same_mathematics("1/" + digits, "1"));
+  EXPECT_TRUE(same_mathematics("1" + std::string(300, '0') + "/1" + std::string(299, '0'), "10"));
+}
+
+TEST(Scoring, PatternsFindAndReplace) {
+  const Pattern pair("(a)|(b+)");
+  EXPECT_EQ(pair.all("xabbya"), (std::vector<std::string_view>{"a", "bb", "a"}));
+  EXPECT_FALSE(pair.is_in("xyz"));
+  EXPECT_EQ(pair.groups("xyz"), std::nullopt);
+  EXPECT_EQ(pair.groups("bb"), (std::vector<std::optional<std::string_view>>{std::nullopt, "bb"}));
+  EXPECT_EQ(Pattern("(\\d)").replaced(std::string(999, '7'), "<$1$1$1>"), [] {
+    std::string wanted;
+    for (int i = 0; i < 999; ++i) wanted += "<777>";
+    return wanted;
+  }());
+  EXPECT_EQ(Pattern("x*").all("axx").size(), 3u) << "empty matches do not repeat without end";
+  EXPECT_THROW(Pattern("("), std::logic_error);
 }
 
 TEST(Scoring, Boxed) {
