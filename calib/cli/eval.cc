@@ -10,12 +10,11 @@
 
 #include "calib/cli/eval_journal.h"
 #include "calib/cli/eval_options.h"
+#include "calib/cli/eval_subjects.h"
 #include "calib/cli/eval_table.h"
 #include "calib/cli/eval_tasks.h"
 #include "calib/cli/text_source.h"
 #include "calib/eval/evaluate.h"
-#include "calib/eval/geometry.h"
-#include "calib/eval/simulated_cache.h"
 #include "calib/model/arithmetic.h"
 #include "calib/model/memory.h"
 #include "calib/model/quantised_model.h"
@@ -51,8 +50,10 @@ class Evaluation {
     }
     set_options();
     if (!o_.weights.empty()) set_weights();
-    add_codebooks();
-    add_schemes();
+    for (kvcc::EvalSubject& subject :
+         kvcc::cli::eval_subjects(o_, files_, model_, weights_ ? weights_->content_sha256 : "")) {
+      subjects_.push_back(std::move(subject));
+    }
     if (!o_.tasks.tasks.empty()) return run_tasks();
     kvcc::cli::TextSource source(files_, o_.text, common_, kvcc::cli::kEvalDataset);
     check_memory(0);  // before the text is read
@@ -67,7 +68,7 @@ class Evaluation {
     }
     spdlog::info("{} windows of {}{} tokens from {}, {} schemes", text.windows.size(),
                  text.has_one_length() ? "" : "at most ", text.longest(), text.name, subjects_.size() + 1);
-    add_rotations();
+    kvcc::cli::add_rotations(subjects_, o_, files_, common_);
     const kvcc::EvalReport report = evaluate(text);
     const kvcc::cli::EvalTable table{o_.model,  model_.shape, subjects_, options_, bits_, o_.sink >= 0 || o_.tail >= 0,
                                      o_.weights};
@@ -127,41 +128,6 @@ class Evaluation {
     spdlog::info("{}: the report", o_.html);
   }
 
-  /// Of the subjects whose schemes need them; equal schemes but for their exact tokens share them.
-  void add_rotations() {
-    std::vector<std::pair<kvcc::Scheme, std::shared_ptr<const kvcc::SpectralRotations>>> made;
-    std::vector<std::vector<int32_t>> windows;
-    for (kvcc::EvalSubject& subject : subjects_) {
-      if (!subject.scheme.needs_rotations()) continue;
-      kvcc::Scheme alike = subject.scheme;
-      alike.sink = alike.residual = 0;
-      const auto there = std::find_if(made.begin(), made.end(), [&](const auto& one) { return one.first == alike; });
-      if (there != made.end()) {
-        subject.rotations = there->second;
-        continue;
-      }
-      if (windows.empty()) windows = calibration_windows();
-      kvcc::cli::Progress progress("rotations", windows.size(), common_.quiet);
-      subject.rotations = kvcc::make_rotations(files_, subject.scheme, windows, common_.threads,
-                                               [&](uint64_t done) { progress.set(done); });
-      made.emplace_back(alike, subject.rotations);
-    }
-  }
-
-  std::vector<std::vector<int32_t>> calibration_windows() const {
-    kvcc::cli::TextOptions text;
-    text.bos = o_.text.bos;
-    if (o_.calibration.ends_with(".npy")) {
-      text.ids = o_.calibration;
-    } else if (!o_.calibration.empty()) {
-      text.datasets = {o_.calibration};
-    }
-    kvcc::cli::TextSource source(files_, text, common_, "wikitext-2");
-    kvcc::MixedSamples samples = source.cut(o_.calibration_samples, o_.seqlen);
-    source.sample_self(samples, o_.seqlen, static_cast<uint64_t>(o_.seed));
-    return std::move(samples.ids);
-  }
-
   /// With full precision's cache first, so that what the weights alone do is seen.
   void set_weights() {
     weights_ = kvcc::read_weights_for(o_.weights, files_, model_);
@@ -170,7 +136,7 @@ class Evaluation {
   }
 
   int run_tasks() {
-    add_rotations();
+    kvcc::cli::add_rotations(subjects_, o_, files_, common_);
     kvcc::cli::TaskOptions options = o_.tasks;
     options.seed = static_cast<uint64_t>(o_.seed);
     options.beyond_context = o_.beyond_context;
@@ -183,11 +149,6 @@ class Evaluation {
     }
     const kvcc::cli::TaskReport report =
         kvcc::cli::run_tasks(files_, model_, subjects_, options_.weights, options, common_);
-    if (!common_.json) {
-      std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
-      if (weights_) fmt::print("all but the first on the weights {}, {}\n", weights_->name(), o_.weights);
-      return 0;
-    }
     Json document{
         {"model", o_.model}, {"seed", o_.seed}, {"mode", options.prompt_quantised ? "full" : "prefill-exact"}};
     if (weights_) document["weights"] = kvcc::cli::weights_json(*weights_, o_.weights);
@@ -205,6 +166,7 @@ class Evaluation {
       kvcc::cli::print_json(document);
     } else {
       std::fputs(kvcc::cli::task_table(report, subjects_).c_str(), stdout);
+      if (weights_) fmt::print("all but the first on the weights {}, {}\n", weights_->name(), o_.weights);
     }
     return 0;
   }
@@ -292,72 +254,6 @@ class Evaluation {
                                                {"forward passes", std::to_string(passes(windows))},
                                                {"peak memory, about", kvcc::human_bytes(peak)}});
     std::fputs(plan.c_str(), stdout);
-  }
-
-  void add_codebooks() {
-    if (o_.codebooks.empty()) return;
-    for (const std::string& path : o_.codebooks) {
-      kvcc::Codebook codebook = kvcc::read_codebook(path);
-      kvcc::check_geometry(path, codebook, model_, files_.config.cached_layers());
-      if (codebook.model.weights_sha256 != model_.weights_sha256) {
-        spdlog::warn("{}: made from other weights ({}) of the same geometry as {}", path, codebook.model.name,
-                     model_.name);
-      }
-      if (const std::string& of = codebook.provenance.quantised_weights;
-          !of.empty() && (!weights_ || of != weights_->content_sha256)) {
-        spdlog::warn("{}: fitted to quantised weights {} that it is not run on", path, of.substr(0, 12));
-      }
-      const kvcc::Scheme scheme = with_exact_tokens(codebook.scheme);
-      std::string name = kvcc::short_name(codebook.scheme);
-      subjects_.push_back({scheme, std::move(codebook), nullptr, path, std::move(name)});
-    }
-  }
-
-  kvcc::Scheme with_exact_tokens(kvcc::Scheme scheme) const {
-    if (o_.sink >= 0) scheme.sink = static_cast<int>(o_.sink);
-    if (o_.tail >= 0) scheme.residual = static_cast<int>(o_.tail);
-    return scheme;
-  }
-
-  void add_schemes() {
-    std::vector<std::string> names = o_.schemes;
-    if (o_.all_schemes) {
-      for (const std::string& name : kvcc::preset_names()) names.push_back(name);
-    }
-    for (size_t i = 0; i < names.size(); ++i) {
-      const kvcc::Scheme scheme = kvcc::parse_scheme(names[i]);
-      const bool turns = scheme.needs_rotations() && (i < o_.schemes.size() || !o_.calibration.empty());
-      if (scheme.needs_calibration() && !turns) {
-        if (i >= o_.schemes.size()) continue;
-        throw kvcc::Error(kvcc::ErrorKind::usage, "--scheme " + names[i], "needs statistics of the model",
-                          "a scheme that works on-line, such as int4",
-                          fmt::format("kvcc calibrate '{}' --scheme '{}' makes a codebook; then --codebook FILE",
-                                      o_.model, names[i]));
-      }
-      if (scheme.is_full()) continue;  // always there
-      const kvcc::Scheme exact = with_exact_tokens(scheme);
-      if (i >= o_.schemes.size() && !turns && !fits(exact, names[i])) continue;
-      const auto there = std::find_if(subjects_.begin(), subjects_.end(), [&](const auto& subject) {
-        return !subject.codebook && subject.scheme == exact;
-      });
-      if (there == subjects_.end()) {
-        subjects_.push_back({exact, std::nullopt, nullptr, "", kvcc::short_name(scheme)});
-      } else if (i < o_.schemes.size()) {
-        spdlog::warn("--scheme {}: the same as {}, which is there already; it is run once", names[i], there->name);
-      }
-    }
-  }
-
-  /// Whether a preset goes with the model's geometry; of those that --schemes-all names, others are left out.
-  bool fits(const kvcc::Scheme& scheme, const std::string& name) const {
-    try {
-      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::key, 0);
-      kvcc::codec_of(scheme, model_.shape, kvcc::CacheTensor::value, 0);
-      return true;
-    } catch (const kvcc::Error& error) {
-      spdlog::warn("{} is left out: {}", name, error.what());
-      return false;
-    }
   }
 
   /// Of one text, the tokens are those of all of it.

@@ -130,6 +130,8 @@ def test_the_report_of_tasks(model, tmp_path):
     page = (tmp_path / "t.html").read_text()
     found = json.loads(page.split('id="kvcc-data"', 1)[1].split(">", 1)[1].split("</script>", 1)[0])
     assert found["results"][1]["tasks"][0]["further"] == task["further"]
+    table = run("eval", folder, "--task", f"ifeval={file}", "--scheme", "int4", "--html", tmp_path / "u.html").stdout
+    assert "int4" in table and "ifeval" in table and "ifeval" in (tmp_path / "u.html").read_text(), "without --json too"
 
 
 def test_usage(model, tmp_path):
