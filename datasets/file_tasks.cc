@@ -146,12 +146,17 @@ TaskSample long_bench(const Json& record, const std::string& place, std::string&
   return sample;
 }
 
+constexpr int64_t kMostAnswer = 1 << 20;  ///< tokens
+
 /// Strings that must all be in the answer, whatever their case; of questions (qa_…) one of them.
-TaskSample ruler(const Json& record) {
+TaskSample ruler(const Json& record, const std::string& place) {
   TaskSample sample;
   sample.prompt = record.at("input").get<std::string>() + record.value("answer_prefix", "");
   sample.chat = record.value("chat", false);
-  sample.max_tokens = record.value("max_tokens", 128);
+  sample.max_tokens = record.contains("max_tokens") ? json_member<int64_t>(record, "max_tokens", place) : 128;
+  if (sample.max_tokens < 1 || sample.max_tokens > kMostAnswer) {
+    throw bad_input(place, fmt::format("max_tokens {}", sample.max_tokens), fmt::format("1 to {}", kMostAnswer));
+  }
   const bool any = record.value("task", "").starts_with("qa");
   sample.score = [wanted = record.at("outputs").get<std::vector<std::string>>(), any](std::string_view answer) {
     const std::string text = lower(answer);
@@ -247,7 +252,7 @@ Task file_task(std::string_view name, const std::string& path, const FileTaskOpt
   constexpr size_t kMostOfLine = size_t{64} << 20;
   const MappedFile file(path);
   std::string_view rest(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  Task task{std::string(name), "exact match", {}};
+  Task task{std::string(name), "exact match", {}, {}};
   if (name == "humaneval") task.metric = "pass@1";
   if (name == "ifeval") {
     task.metric = "all instructions followed (strict)";
@@ -272,7 +277,7 @@ Task file_task(std::string_view name, const std::string& path, const FileTaskOpt
         task.metric = metric;
         task.name = "longbench:" + record.at("dataset").get<std::string>();
       } else if (name == "ruler") {
-        task.samples.push_back(ruler(record));
+        task.samples.push_back(ruler(record, place));
       } else if (name == "gsm8k") {
         task.samples.push_back(gsm8k(record, place));
       } else if (name == "math500") {

@@ -1,7 +1,10 @@
 #include "datasets/instructions.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <map>
 #include <set>
 #include <vector>
@@ -174,7 +177,16 @@ class Arguments {
       : json_(parse_json<Json>(json, place)), place_(std::move(place)) {}
   std::string text(const char* name) const { return get(name).get<std::string>(); }
   std::vector<std::string> texts(const char* name) const { return get(name).get<std::vector<std::string>>(); }
-  int64_t number(const char* name) const { return get(name).get<int64_t>(); }
+  /// Also written as 3.0, as tables make of whole numbers in a column with gaps.
+  int64_t number(const char* name) const {
+    constexpr double kMost = 1e15;
+    const Json& value = get(name);
+    const double number = value.is_number() ? value.get<double>() : kMost + 1;
+    if (!(std::abs(number) <= kMost) || number != std::floor(number)) {
+      throw bad_input(place_, fmt::format("{} is {}", name, json_brief(value)), "a whole number");
+    }
+    return static_cast<int64_t>(number);
+  }
   std::string text_or(const char* name, const std::string& otherwise) const {
     return json_.contains(name) && json_.at(name).is_string() ? json_.at(name).get<std::string>() : otherwise;
   }

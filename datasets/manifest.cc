@@ -41,7 +41,7 @@ ManifestDataset read_dataset(const std::string& path, const json& entry) {
   for (const json& split : entry.at("default")) dataset.defaults.push_back(split.get<std::string>());
   if (entry.contains("archives")) {
     for (const json& a : entry["archives"]) {
-      ManifestArchive archive{text(a, "file"), text(a, "sha256"), a.at("bytes").get<uint64_t>(), {}};
+      ManifestArchive archive{text(a, "file"), text(a, "sha256"), json_member<uint64_t>(a, "bytes", path), {}};
       check_name(path, archive.file);
       check_sha256(path, archive.sha256);
       for (const json& url : a.at("mirrors")) archive.mirrors.push_back(url.get<std::string>());
@@ -54,7 +54,7 @@ ManifestDataset read_dataset(const std::string& path, const json& entry) {
                   text(s, "name"),
                   text(s, "file"),
                   text(s, "sha256"),
-                  s.value("bytes", uint64_t{0}),
+                  s.contains("bytes") ? json_member<uint64_t>(s, "bytes", path) : 0,
                   text(s, "flavour"),
                   text(entry, "licence"),
                   text(entry, "title")};

@@ -100,6 +100,16 @@ TEST(Instructions, Sentences) {
   EXPECT_EQ(count_sentences(""), 0);
 }
 
+TEST(Instructions, NumbersAreWholeHoweverTheyAreWritten) {
+  const auto words = [](const std::string& number) {
+    return make_instruction("length_constraints:number_words", R"({"relation":"at least","num_words":)" + number + "}",
+                            "", "test");
+  };
+  EXPECT_TRUE(words("3.0")("one two three"));
+  EXPECT_FALSE(words("4e0")("one two three"));
+  for (const char* number : {"2.5", "1e30", "-1e400", "\"3\"", "[3]"}) EXPECT_THROW(words(number), Error) << number;
+}
+
 TEST(Instructions, LongAnswersAreCheckedLikeShortOnes) {
   const std::string line(1 << 18, 'x');
   for (const Case& one : kCases) {

@@ -154,6 +154,12 @@ TEST_F(FileTasks, Ruler) {
   EXPECT_DOUBLE_EQ(task.samples[0].score("blue and 12345"), 1);
   EXPECT_DOUBLE_EQ(task.samples[0].score("blue"), 0.5);
   EXPECT_DOUBLE_EQ(task.samples[1].score("AZURE"), 1);
+  const auto tokens = [&](const std::string& number) {
+    return read("ruler", R"({"input":"a","outputs":["b"],"max_tokens":)" + number + "}").samples[0].max_tokens;
+  };
+  EXPECT_EQ(tokens("7"), 7);
+  for (const char* number : {"0", "-1", "2.5", "1e300", "2000000", "\"7\""})
+    EXPECT_THROW(tokens(number), Error) << number;
 }
 
 TEST_F(FileTasks, Gsm8k) {
