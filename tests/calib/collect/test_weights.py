@@ -249,6 +249,12 @@ def test_refusals(tiny, tmp_path):
     note.write_text("kept\n")
     assert f"{note}: is there and no earlier result" in run("fit-weights", *common, "-o", note, "--force", code=3).stderr
     assert note.read_text() == "kept\n"
+    artifact = tmp_path / "a.kvcb"  # HDF5 too
+    with h5py.File(artifact, "w") as file:
+        file.attrs["format"] = "kvcc-codebook"
+    before = artifact.read_bytes()
+    assert "no earlier result of kvcc fit-weights" in run("fit-weights", *common, "-o", artifact, "--force", code=3).stderr
+    assert artifact.read_bytes() == before
     assert "--sensitive" in run("fit-weights", *common, "-o", tmp_path / "w", "--sparse", "1%", "--sensitive", "2%", code=2).stderr
     assert "--sparse" in run("fit-weights", *common, "-o", tmp_path / "w", "--sparse", "some", code=2).stderr
     run("fit-weights", *common, "-o", tmp_path / "w", "--bits", 9, code=2)

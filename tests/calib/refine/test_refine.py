@@ -195,6 +195,13 @@ def test_plan_and_refusals(tiny, tmp_path):
     assert "artifact itself" in refine(folder, "kvcc-1", folder / "t.kvcc-1.kvcb", "--force", code=2)["error"]["message"]
     out.write_text("mine")
     assert "exists" in refine(folder, "kvcc-1", out, code=3)["error"]["message"] and out.read_text() == "mine"
+    assert "not in range" in refine(folder, "kvcc-1", tmp_path / "x.kvcb", "--rate", "nan", code=2)["error"]["message"]
+    weights = tmp_path / "w.kvcw"  # HDF5 too
+    with h5py.File(weights, "w") as file:
+        file.attrs["format"] = "kvcc-weights"
+    before = weights.read_bytes()
+    assert "no earlier result" in refine(folder, "kvcc-1", weights, "--force", code=3)["error"]["message"]
+    assert weights.read_bytes() == before
     tiny_llama(tmp_path / "other", num_hidden_layers=2)
     told = kvcc_json("refine", folder / "t.kvcc-1.kvcb", tmp_path / "other", "-o", tmp_path / "x.kvcb", "--ids", folder / "text.npy", code=3)
     assert "layers" in told["error"]["message"]
