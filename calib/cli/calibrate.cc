@@ -138,7 +138,7 @@ class Calibration {
     if (o_.output.empty()) name = name.filename();
     if (name.extension() == ".kvcb" || name.extension() == ".gguf") name.replace_extension();
     base_ = name.string();
-    if (name.has_parent_path()) kvcc::make_folder(name.parent_path().string());
+    if (name.has_parent_path() && !common_.dry_run) kvcc::make_folder(name.parent_path().string());
     for (const std::string& scheme : o_.schemes)
       artifacts_.push_back(kvcc::cli::artifact_name(base_ + ".kvcb", scheme, o_.schemes.size() > 1));
   }
@@ -224,7 +224,7 @@ class Calibration {
     append_text(a, o_.text);
     a.push_back(common_.force ? "--force" : "--resume");
     if (common_.dry_run) a.push_back("--dry-run");
-    if (common_.json && run_.first()) a.push_back("--json");
+    if (common_.json) a.push_back("--json");
     const kvcc::cli::StageResult result = chain_stage("collect", a, common_);
     if (common_.dry_run) std::fputs(result.output.c_str(), stdout);
   }

@@ -99,6 +99,7 @@ class Answering {
         caches.push_back(empty_cache(subjects_[i], model_, decoder_.rope(), common_.threads));
       }
       const std::vector<Answer> given = answers(quantised_ && !alone ? *quantised_ : decoder_, ids, caches, options);
+      files_.tensors->check_unchanged(false);  // weights that were changed under the run score nothing
       for (size_t i = 0; i < given.size(); ++i) {
         const std::string text = text_of(given[i].ids);
         spdlog::debug("{}, {}: {}", place, subjects_[begin + i].name, text);

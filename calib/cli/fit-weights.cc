@@ -103,7 +103,7 @@ class WeightsFit {
 
   int run() {
     for (const Job& job : jobs_) {
-      if (common_.force) kvcc::cli::check_replaced(job.output, {"\x89HDF"}, "kvcc fit-weights");
+      if (common_.force) kvcc::cli::check_replaced(job.output, {"\x89HDF", "kvcc-weights"}, "kvcc fit-weights");
       if (common_.force || !fs::exists(job.output)) continue;
       throw kvcc::bad_input(job.output, "exists", "", "--force replaces it");
     }

@@ -22,6 +22,7 @@
 #include "calib/report/layer_data.h"
 #include "formats/cli/output.h"
 #include "formats/cli/program.h"
+#include "formats/cli/ranges.h"
 #include "formats/cli/terminal.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
@@ -101,6 +102,16 @@ class Fit {
       }
       job.output = kvcc::cli::artifact_name(options_.output, short_name(job.scheme), options_.schemes.size() > 1);
       jobs_.push_back(std::move(job));
+    }
+    const bool vectors = std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.scheme.is_vector(); });
+    if (options_.held_out >= 0 && !vectors) {
+      throw Error(ErrorKind::usage, fmt::format("--held-out {}", options_.held_out), "without a scheme that it is for",
+                  "schemes of vector codebooks such as kvcc-2");
+    }
+    if (vectors && held_out() >= settings_.samples) {
+      throw kvcc::bad_input(options_.activations,
+                            fmt::format("{} samples, of which {} are held out", settings_.samples, held_out()),
+                            "some to fit to", "a smaller --held-out");
     }
   }
 
@@ -195,7 +206,7 @@ class Fit {
       throw kvcc::Error(kvcc::ErrorKind::usage, "-o " + job.output, "lies in the folder of the activations",
                         "a name outside " + options_.activations);
     }
-    if (common_.force) kvcc::cli::check_replaced(job.output, {"\x89HDF"}, "kvcc fit");
+    if (common_.force) kvcc::cli::check_replaced(job.output, {"\x89HDF", "kvcc-codebook"}, "kvcc fit");
     if (common_.force || !fs::exists(job.output)) return false;
     if (!common_.resume) {
       throw kvcc::bad_input(job.output, "exists", "", "--force replaces it, --resume keeps what is finished");
@@ -212,6 +223,9 @@ class Fit {
     };
     compare("scheme", to_string(job.codebook.scheme), to_string(job.scheme));
     compare("activations_sha256", job.codebook.provenance.activations_sha256, reader_.content_sha256());
+    if (job.scheme.is_vector()) {
+      compare("held_out", std::to_string(job.codebook.provenance.held_out), std::to_string(held_out()));
+    }
     if (!differences.empty()) {
       throw kvcc::bad_input(job.output, fmt::format("made from something else: {}", fmt::join(differences, "; ")), "",
                             "--force replaces it, -o names another file");
@@ -407,7 +421,7 @@ int main(int argc, char** argv) {
                    "Artifact NAME.kvcb; with several schemes NAME, which gives NAME.SCHEME.kvcb");
     app.add_option("--budget", options.budget,
                    "Effective bits an element for schemes of vector codebooks, in place of their own")
-        ->check(CLI::Range(0.01, 16.0).description(""));
+        ->check(kvcc::cli::number_in(0.01, 16));
     app.add_option("--held-out", options.held_out,
                    "Last samples that vector codebooks are not fitted to, but judged by (default: one in eight)")
         ->check(CLI::Range(0, 1 << 20).description(""));

@@ -17,6 +17,7 @@
 #include "calib/refine/refine.h"
 #include "formats/cli/output.h"
 #include "formats/cli/program.h"
+#include "formats/cli/ranges.h"
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/json.h"
@@ -64,7 +65,7 @@ void define(CLI::App& app, Options& o) {
   app.add_option("--rate", o.rate,
                  "Length of the longest steps, in root mean square errors of each group of coordinates")
       ->capture_default_str()
-      ->check(CLI::Range(1e-6, 1.0).description(""));
+      ->check(kvcc::cli::number_in(1e-6, 1));
   app.add_flag("--fixed-transforms", o.fixed_transforms, "Tune codebooks and means alone");
   app.add_option("--max-memory", o.max_memory, "Memory the run may take, e.g. 8GiB (default: what is there)");
   app.add_flag("--beyond-context", o.beyond_context,
@@ -134,7 +135,7 @@ class Refinement {
     if (fs::weakly_canonical(o_.output) == fs::weakly_canonical(o_.artifact)) {
       throw Error(ErrorKind::usage, "-o " + o_.output, "the artifact itself", "another name");
     }
-    if (common_.force) kvcc::cli::check_replaced(o_.output, {"\x89HDF"}, "kvcc refine");
+    if (common_.force) kvcc::cli::check_replaced(o_.output, {"\x89HDF", "kvcc-codebook"}, "kvcc refine");
     if (!common_.force && fs::exists(o_.output)) throw kvcc::bad_input(o_.output, "exists", "", "--force replaces it");
   }
 

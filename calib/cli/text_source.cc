@@ -1,9 +1,15 @@
 #include "calib/cli/text_source.h"
 
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
+#include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "calib/model/self_sample.h"
+#include "formats/core/error.h"
 
 namespace kvcc::cli {
 
@@ -50,7 +56,16 @@ MixtureRequest TextSource::request() {
 MixedSamples TextSource::finished(MixedSamples mixed, int64_t wanted, int64_t seqlen, const char* what) const {
   const auto there = static_cast<int64_t>(mixed.ids.size());
   if (there < wanted) spdlog::warn("{} has {} {} only, {} were asked for", mixed.name(), there, what, wanted);
-  for (std::vector<int32_t>& ids : mixed.ids) {
+  const int64_t vocab = files_.config.vocab;
+  for (size_t i = 0; i < mixed.ids.size(); ++i) {
+    std::vector<int32_t>& ids = mixed.ids[i];
+    const auto wrong = std::find_if(ids.begin(), ids.end(), [vocab](int32_t id) { return id >= vocab; });
+    if (wrong != ids.end()) {
+      const std::string_view one(what, std::strlen(what) - 1);
+      throw bad_input(fmt::format("{}: {} {}, token {}", mixed.name(), one, i, wrong - ids.begin()),
+                      fmt::format("id {}", *wrong), fmt::format("0 to {}, the model's", vocab - 1),
+                      "the ids belong to another tokenizer");
+    }
     if (ids.empty()) ids.resize(static_cast<size_t>(seqlen));
   }
   return mixed;

@@ -195,7 +195,9 @@ RefineReport refine(const ModelFiles& files, Codebook& codebook, const std::vect
                                       static_cast<int64_t>(windows.size() + held_out.size()), options);
   return with_torch_errors([&] {
     at::set_num_threads(options.threads);
-    return Refinement(files, codebook, options, plan.recompute).run(windows, held_out, progress);
+    const RefineReport report = Refinement(files, codebook, options, plan.recompute).run(windows, held_out, progress);
+    files.tensors->check_unchanged(false);  // weights that were changed under the run tune nothing
+    return report;
   });
 }
 

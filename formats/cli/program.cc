@@ -82,6 +82,13 @@ std::optional<Failure> misspelt_option(const CLI::App& app, int argc, char** arg
   return std::nullopt;
 }
 
+/// -o "", which is what `-o "$NAME"` gives where NAME is not set: said before the work, not when its file is named.
+void check_output(const CLI::App& app) {
+  const CLI::Option* output = app.get_option_no_throw("--output");
+  if (output == nullptr || output->count() == 0 || !output->results().back().empty()) return;
+  throw Error(ErrorKind::usage, "-o", "an empty name", "a name for the result");
+}
+
 Failure usage_failure(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   if (const auto failure = misspelt_option(app, argc, argv)) return *failure;
   return {2, error.what(), "--help lists the options"};
@@ -169,6 +176,7 @@ int run(int argc, char** argv, const std::string& verb, const std::string& summa
     define(app);
     add_common_options(app, common, values);
     app.parse(argc, argv);
+    check_output(app);
   } catch (const CLI::Success& done) {  // --help, --version
     app.exit(done);
     return std::fflush(stdout) == 0 ? 0 : 1;

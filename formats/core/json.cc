@@ -1,6 +1,7 @@
 #include "formats/core/json.h"
 
 #include <filesystem>
+#include <string_view>
 #include <unordered_set>
 
 #include "formats/core/file.h"
@@ -37,7 +38,8 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception& error) override {
-    error_ = error.what();
+    const std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, …"
+    error_ = what.substr(what.starts_with('[') ? what.find("] ") + 2 : 0);
     return false;
   }
 

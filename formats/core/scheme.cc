@@ -124,8 +124,9 @@ double parse_budget(std::string_view value, std::string_view text) {
   double number = 0;
   const auto [end, error] =
       std::from_chars(value.data(), value.data() + value.size(), number, std::chars_format::fixed);
-  if (value.empty() || error != std::errc() || end != value.data() + value.size() || !(number > 0) || number > 16) {
-    throw refuse(text, fmt::format("budget is '{}'", value), "effective bits an element, above 0 and at most 16");
+  if (value.empty() || error != std::errc() || end != value.data() + value.size() ||
+      !(number >= 0.01 && number <= 16)) {
+    throw refuse(text, fmt::format("budget is '{}'", value), "effective bits an element, 0.01 to 16");
   }
   return number;
 }

@@ -6,6 +6,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -81,7 +82,7 @@ uint64_t parse_bytes(std::string_view text) {
   };
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
-  if (error != std::errc()) throw refuse("no number");
+  if (error != std::errc() || std::isnan(value)) throw refuse("no number");
   std::string unit(end, text.data() + text.size());
   unit.erase(std::remove(unit.begin(), unit.end(), ' '), unit.end());
   std::transform(unit.begin(), unit.end(), unit.begin(), [](unsigned char c) { return std::tolower(c); });

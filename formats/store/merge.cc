@@ -209,6 +209,11 @@ MergeReport merge_activations(const MergePlan& plan, const std::string& output, 
     if (fs::equivalent(input, output, error)) {
       throw Error(ErrorKind::usage, output, "is one of the folders to join", "another folder for the result");
     }
+    const fs::path folder = fs::weakly_canonical(input), result = fs::weakly_canonical(output);
+    if (std::mismatch(folder.begin(), folder.end(), result.begin(), result.end()).first == folder.end()) {
+      throw Error(ErrorKind::usage, output, "lies in " + input + ", one of the folders to join",
+                  "a folder outside of them");
+    }
   }
   check_disk_space(output, merge_disk_bytes(plan, output, options.copy),
                    "free some space, or write to the file system of the inputs, where links take none");

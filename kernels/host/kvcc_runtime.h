@@ -51,7 +51,8 @@ typedef struct KvccOptions {
                          on where its scaling depends on the length (dynamic, longrope). Appending beyond it makes
                          larger ones, with the frequencies of that length: queries turned before then no longer fit.
                          Memory for tokens always grows as they come */
-  int32_t arithmetic; /* 0: f32, 1: 16-bit fixed point, 2: f64, slow, for comparison (kernels/cpu/units.h) */
+  int32_t arithmetic; /* 0: f32, 1: 16-bit fixed point, 2: f64, slow, for comparison (kernels/cpu/units.h); of vector
+                         codebooks 0 alone */
   int32_t reserved;   /* 0 */
   const char* units;  /* shared library made by `kvcc compile --arch cpu` of the same artifact, used in place of
                          the built-in units; null: built-in */

@@ -106,6 +106,12 @@ RuntimeUnits::RuntimeUnits(const RuntimeArtifact& artifact, const std::string& l
     throw Error(ErrorKind::usage, library, "a library of units for scheme " + short_name(artifact.scheme),
                 "the built-in units: those of vector codebooks are not compiled apart", "leave the library out");
   }
+  if (artifact.key.is_vector() && arithmetic != KVCC_ARITHMETIC_F32) {
+    throw Error(
+        ErrorKind::usage, "arithmetic",
+        std::string(arithmetic == KVCC_ARITHMETIC_F64 ? "f64" : "i16") + " for scheme " + short_name(artifact.scheme),
+        "f32, which alone units of vector codebooks have");
+  }
   if (!library.empty()) load(artifact, library);
 }
 

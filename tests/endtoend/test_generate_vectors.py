@@ -51,6 +51,13 @@ def test_export_is_the_same_artifact(tiny, tmp_path):
     assert generate(tiny, tmp_path / "s.safetensors", *prompt)["ids"] == generate(tiny, codebook, *prompt)["ids"]
 
 
+def test_other_arithmetic_than_the_units_have_is_refused(tiny):
+    prompt = ("--ids", tiny[0] / "prompt.npy", "--tokens", 2)
+    for arithmetic in ("i16", "f64"):
+        told = generate(tiny, tiny[1]["kvcc-3-head"], *prompt, "--arithmetic", arithmetic, code=2)["error"]["message"]
+        assert f"{arithmetic} for scheme kvcc-3-head" in told and "f32" in told
+
+
 def test_a_transform_across_heads_is_refused_and_simulated(tiny, tmp_path):
     prompt = ("--ids", tiny[0] / "prompt.npy", "--tokens", 2)
     _, error = kvcc("generate", tiny[0] / "model", "--codebook", tiny[1]["kvcc-2"], *prompt, code=2)

@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <future>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -176,7 +177,7 @@ class C10dRanks : public Ranks {
 
   std::string name(int r) const {
     const std::string number = "rank " + std::to_string(r);
-    if (r >= static_cast<int>(hello_.size())) return number;
+    if (r >= static_cast<int>(hello_.size()) || hello_[r].is_null()) return number;
     return number + " (" + hello_[r].value("host", "") + ", process " + std::to_string(hello_[r].value("process", 0)) +
            ")";
   }
@@ -187,13 +188,31 @@ class C10dRanks : public Ranks {
     return all;
   }
 
-  c10::intrusive_ptr<c10d::Store> connect(bool serve, double seconds) const {
+  /// A thread of its own waits for the answer: what listens there without giving one is waited for without end, and
+  /// without hearing an interrupt.
+  c10::intrusive_ptr<c10d::Store> connect(bool serve, double seconds, Clock::time_point start) const {
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(launch_.port);
     options.isServer = serve;
     options.waitWorkers = false;
     options.timeout = milliseconds(static_cast<int64_t>(seconds * 1000));
-    return c10::make_intrusive<c10d::TCPStore>(launch_.address, options);
+    std::promise<c10::intrusive_ptr<c10d::Store>> promise;
+    std::future<c10::intrusive_ptr<c10d::Store>> store = promise.get_future();
+    std::thread([promise = std::move(promise), address = launch_.address, options]() mutable {
+      try {
+        promise.set_value(c10::make_intrusive<c10d::TCPStore>(address, options));
+      } catch (const std::exception&) {
+        promise.set_exception(std::current_exception());
+      }
+    }).detach();
+    while (store.wait_for(kPoll) != std::future_status::ready) {
+      if (settings_.check_interrupt) settings_.check_interrupt();
+      if (seconds_since(start) > settings_.join_seconds + 2 * seconds) {
+        throw Error(ErrorKind::failed, me(), "what listens at " + place() + " does not answer", "rank 0's store",
+                    "do MASTER_ADDR and MASTER_PORT name rank 0's?");
+      }
+    }
+    return store.get();
   }
 
   /// Until all ranks are at one store. What is there may be the one of a run that is about to end (kvcc calibrate runs
@@ -222,7 +241,7 @@ class C10dRanks : public Ranks {
   }
 
   bool meet_once(Clock::time_point start) {
-    const c10::intrusive_ptr<c10d::Store> raw = connect(serves(), 3);
+    const c10::intrusive_ptr<c10d::Store> raw = connect(serves(), 3, start);
     const std::string run = "kvcc/" + launch_.attempt + "/" + settings_.run + "/";
     // The launcher's store may outlive several runs of the same name: each rank's n-th belongs to the others' n-th.
     const int64_t count = raw->add(run + "arrived/" + std::to_string(rank()), 1);
@@ -233,11 +252,20 @@ class C10dRanks : public Ranks {
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix_, raw);
     const std::string own = address_towards(launch_.address, launch_.port);
     store_->add("beat/" + std::to_string(rank()), 0);
-    store_->set(
-        "here/" + std::to_string(rank()),
-        json_bytes(Json{{"host", host_name()}, {"process", ::getpid()}, {"address", own}, {"version", KVCC_VERSION}}));
+    store_->set("here/" + std::to_string(rank()), json_bytes(Json{{"host", host_name()},
+                                                                  {"process", ::getpid()},
+                                                                  {"address", own},
+                                                                  {"version", KVCC_VERSION},
+                                                                  {"size", size()}}));
+    hello_.assign(static_cast<size_t>(size()), Json());
+    Clock::time_point looked = Clock::now();
     while (!store_->check(keys("here/"))) {
       if (settings_.check_interrupt) settings_.check_interrupt();
+      if (seconds_since(looked) > 0.5) {  // those of a run of another size may never be all there
+        looked = Clock::now();
+        for (int r = 0; r < (first() ? size() : 1); ++r) greet(r);
+        if (store_->check({"refused"})) refuse(Error(ErrorKind::failed, to_text(store_->get("refused")), ""));
+      }
       if (seconds_since(start) > settings_.join_seconds) {
         std::string missing;
         for (int r = 0; r < size(); ++r) {
@@ -251,16 +279,39 @@ class C10dRanks : public Ranks {
       }
       std::this_thread::sleep_for(kPoll);
     }
-    for (const std::string& key : keys("here/")) hello_.push_back(Json::parse(to_text(store_->get(key))));
-    for (int r = 0; r < size(); ++r) {
-      const std::string version = hello_[r].value("version", "");
-      if (version != KVCC_VERSION) {
-        throw Error(ErrorKind::failed, name(r), "kvcc " + version,
-                    std::string("kvcc ") + KVCC_VERSION + " as rank " + std::to_string(rank()) + " has");
-      }
-    }
-    watch_store_ = c10::make_intrusive<c10d::PrefixStore>(prefix_, connect(false, 3));
+    for (int r = 0; r < size(); ++r) greet(r);
+    watch_store_ = c10::make_intrusive<c10d::PrefixStore>(prefix_, connect(false, 3, start));
     return true;
+  }
+
+  /// Reads who a rank is, once it is there. Throws Error when it can't be of this run.
+  void greet(int r) {
+    const std::string key = "here/" + std::to_string(r);
+    if (!hello_[r].is_null() || !store_->check({key})) return;
+    hello_[r] = Json::parse(to_text(store_->get(key)));
+    const std::string mine = " as rank " + std::to_string(rank()) + " has", version = hello_[r].value("version", "");
+    if (version != KVCC_VERSION) {
+      refuse(Error(ErrorKind::failed, name(r), "kvcc " + version, std::string("kvcc ") + KVCC_VERSION + mine));
+    }
+    const int all = hello_[r].value("size", 0);
+    if (all == size()) return;
+    refuse(Error(ErrorKind::usage, name(r), "a WORLD_SIZE of " + std::to_string(all), std::to_string(size()) + mine,
+                 "the same on all ranks"));
+  }
+
+  /// Throws it. Who serves the store stays until the others know too: else they would wait for it to come back.
+  [[noreturn]] void refuse(const Error& error) {
+    try {
+      store_->compareSet("refused", {}, to_bytes(error.what()));
+      const Clock::time_point start = Clock::now();
+      int64_t told = store_->add("told", 1);
+      while (serves() && told < size() && seconds_since(start) < 5) {
+        std::this_thread::sleep_for(kPoll);
+        told = store_->add("told", 0);
+      }
+    } catch (const std::exception&) {  // it has ended
+    }
+    throw error;
   }
 
   void make_group() {

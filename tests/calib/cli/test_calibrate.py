@@ -37,7 +37,7 @@ if how == "waits":  # and counts the interrupts that it gets
     sys.exit(130)
 if verb == "kvcc-collect":
     folder = words[words.index("-o") + 1]
-    if not os.path.exists(folder):
+    if not os.path.exists(folder) and "--dry-run" not in words:
         subprocess.run([{str(BUILD / "tests/bin/make_activations")!r}, folder, "3", "64", "3", "1", "wide"], check=True)
 else:
     books = [words[i + 1] for i, word in enumerate(words) if word == "--codebook"]
@@ -111,6 +111,13 @@ def test_the_chain(tree):
     assert '"perplexity":7.4' in page and page.startswith("<!doctype html>")
     tree.run("--html", tree.work / "r.html", code=2)  # without --eval there is nothing to draw
     assert "folder" in tree.run("--eval", "--html", tree.work / "no/r.html", code=3).stderr
+
+
+def test_a_plan_makes_no_folder(tree):
+    command = tree.command("--dry-run")
+    command[command.index("-o") + 1] = tree.work / "new/out.kvcb"
+    subprocess.run(command, check=True, capture_output=True, env=tree.environment())
+    assert "--dry-run" in tree.calls() and not (tree.work / "new").exists()
 
 
 def test_permission_to_go_beyond_the_context_reaches_both_stages(tree):

@@ -249,9 +249,18 @@ def test_refusals(tiny, tmp_path):
     note.write_text("kept\n")
     assert f"{note}: is there and no earlier result" in run("fit-weights", *common, "-o", note, "--force", code=3).stderr
     assert note.read_text() == "kept\n"
+    artifact = tmp_path / "a.kvcb"  # HDF5 too
+    with h5py.File(artifact, "w") as file:
+        file.attrs["format"] = "kvcc-codebook"
+    before = artifact.read_bytes()
+    assert "no earlier result of kvcc fit-weights" in run("fit-weights", *common, "-o", artifact, "--force", code=3).stderr
+    assert artifact.read_bytes() == before
     assert "--sensitive" in run("fit-weights", *common, "-o", tmp_path / "w", "--sparse", "1%", "--sensitive", "2%", code=2).stderr
     assert "--sparse" in run("fit-weights", *common, "-o", tmp_path / "w", "--sparse", "some", code=2).stderr
     run("fit-weights", *common, "-o", tmp_path / "w", "--bits", 9, code=2)
+    np.save(tmp_path / "ids.npy", np.full((3, 64), 256, np.int32))  # of a model that has more tokens
+    told = run("fit-weights", folder / "model", "--ids", tmp_path / "ids.npy", *SAMPLES, "-o", tmp_path / "w", "--dry-run", code=3).stderr
+    assert "ids.npy: sample 0, token 0: id 256; wanted 0 to 255" in told
     tiny_llama(tmp_path / "other", initializer_range=0.12, attention_bias=True, seed=5)
     for verb, more in (("eval", ["--seqlen", 64]), ("collect", ["-o", tmp_path / "a.acts", *SAMPLES])):
         told = run(verb, tmp_path / "other", "--weights", fitted[3], "--ids", folder / "ids.npy", *more, code=3).stderr

@@ -1,5 +1,8 @@
 """kvcc eval --task: greedy answers over each scheme's simulated cache, against transformers."""
 import json
+import os
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import literal
 import oracle
 from calib.collect.test_weights import read as read_weights
 from calib.eval.test_eval import CALM, evaluate, run
-from support import random_ids, tiny_llama
+from support import KVCC, random_ids, tiny_llama
 
 
 def tokenizer(folder, vocab=256):
@@ -132,6 +135,23 @@ def test_the_report_of_tasks(model, tmp_path):
     assert found["results"][1]["tasks"][0]["further"] == task["further"]
     table = run("eval", folder, "--task", f"ifeval={file}", "--scheme", "int4", "--html", tmp_path / "u.html").stdout
     assert "int4" in table and "ifeval" in table and "ifeval" in (tmp_path / "u.html").read_text(), "without --json too"
+
+
+def test_weights_that_change_under_the_run_score_nothing(model, tmp_path):
+    folder, _, _ = model
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "r.jsonl"
+    file.write_text("".join(json.dumps({"input": f"Prompt {i}", "outputs": ["x"], "max_tokens": 32}) + "\n" for i in range(200)))
+    process = subprocess.Popen([KVCC, "eval", tmp_path / "model", "--task", f"ruler={file}", "--scheme", "int4", "-v"], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for line in process.stderr:
+        if ", fp: " in line:  # an answer of many
+            break
+    with open(tmp_path / "model/model.safetensors", "r+b") as weights:
+        weights.seek(-1, os.SEEK_END)
+        weights.write(b"\x01")
+    out, told = process.communicate()
+    assert process.returncode == 3 and out == "" and "model.safetensors: changed" in told, told
 
 
 def test_usage(model, tmp_path):

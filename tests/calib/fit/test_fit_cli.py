@@ -147,6 +147,25 @@ def test_F47_resume_over_other_activations_is_refused(acts, tmp_path):
     assert out.read_bytes() != before
 
 
+def test_F47_resume_with_other_samples_held_out_is_refused(acts, tmp_path):
+    out = tmp_path / "x.kvcb"
+    fit(acts, out, ["kvcc-2"], "--held-out", 1)
+    before = out.read_bytes()
+    assert fit_json(acts, out, ["kvcc-2"], "--held-out", 1, "--resume")["results"][0]["skipped"]
+    assert "held_out is 1, now 0" in fit(acts, out, ["kvcc-2"], "--resume", code=3).stderr  # none of three by default
+    assert out.read_bytes() == before
+
+
+def test_force_replaces_artifacts_alone(acts, tmp_path):
+    """Other HDF5 files are no artifacts: quantised weights, someone's model."""
+    for name, format in (("w.kvcw", "kvcc-weights"), ("model.h5", "")):
+        with h5py.File(tmp_path / name, "w") as file:
+            file.attrs["format"] = format
+        before = (tmp_path / name).read_bytes()
+        assert "no earlier result of kvcc fit" in fit(acts, tmp_path / name, ["kvcc-2"], "--force", code=3).stderr
+        assert (tmp_path / name).read_bytes() == before
+
+
 def test_activations_without_gradients(tmp_path):
     acts = make(tmp_path / "plain.acts", 2, 40, 2, 1, "no-fisher")
     refused = fit(acts, tmp_path / "x.kvcb", WIDTHS[:1], code=3)
@@ -260,7 +279,11 @@ def test_budget_and_held_out_are_options(tmp_path):
     assert row["held_out_samples"] == 0 and row["predicted_dnll_held_out"] is None
     refused = fit(acts, tmp_path / "b.kvcb", ["kvcc-nuq2"], "--budget", 2, code=2)
     assert "vector codebooks" in refused.stderr
-    refused = fit(acts, tmp_path / "b.kvcb", ["kvcc-2"], "--held-out", 3, code=3)
-    assert "held out" in refused.stderr
+    for held in (3, 4):  # of three samples
+        refused = fit(acts, tmp_path / "b.kvcb", ["kvcc-2"], "--held-out", held, "--dry-run", code=3)
+        assert f"of which {held} are held out" in refused.stderr and "--held-out" in refused.stderr
+    assert "kvcc-2" in fit(acts, tmp_path / "b.kvcb", ["kvcc-nuq2"], "--held-out", 1, code=2).stderr
+    assert "--budget: Value nan" in fit(acts, tmp_path / "b.kvcb", ["kvcc-2"], "--budget", "nan", code=2).stderr
+    assert not (tmp_path / "b.kvcb").exists()
     told = fit(acts, tmp_path / "c.kvcb", ["kvcc-2-channels"], "--explain").stdout
     assert "correlated" in told and "2.05 effective bits" in told

@@ -131,6 +131,7 @@ def test_outputs_in_the_way_are_not_harmed(runs, tmp_path):
     before = (runs[0] / "manifest.json").read_bytes()
     for options in ([], ["--force"], ["--resume"]):
         assert "one of the folders" in kvcc("merge", *runs, "-o", runs[0], *options, code=2)[1]
+        assert "lies in" in kvcc("merge", *runs, "-o", runs[0] / "in/it.acts", *options, code=2)[1]
     assert (runs[0] / "manifest.json").read_bytes() == before
     kvcc("validate", *runs)
     merge(runs[:2], tmp_path / "out.acts")

@@ -132,3 +132,11 @@ def test_calibrate_started_by_hand(tiny, tmp_path):
     folder, arguments = tiny
     run(2, BUILD / "bin/kvcc", "calibrate", *arguments, "--scheme", "kvcc-nuq3-1%-sink1", "-o", tmp_path / "a", by="mpirun")
     assert (tmp_path / "a.kvcb").exists() and contents(tmp_path / "a.acts") == contents(folder / "one.acts")
+
+
+def test_calibrate_on_ranks_that_differ_gives_each_the_reason(tiny, tmp_path):
+    folder, arguments = tiny
+    ended = finish(start(2, BUILD / "bin/kvcc", "calibrate", *arguments, "--scheme", "kvcc-2", "-o", tmp_path / "a", "--json",
+                         each={1: ["--seed", 1]}))
+    for code, out, err in ended:
+        assert code == 3 and "seed is 1" in json.loads(out)["error"]["message"] and "said no more" not in err

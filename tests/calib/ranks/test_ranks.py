@@ -3,11 +3,13 @@ More of it in test_full_ranks.py."""
 import json
 import re
 import signal
+import socket
 import subprocess
 
 import pytest
 
-from launching import COLLECT, FIT, SCHEMES, clean_environment, contents, end_one, finish, long_run, run, start, tiny
+from launching import (COLLECT, FIT, SCHEMES, clean_environment, contents, end_one, finish, free_port, long_run, rank_environment, run,
+                       start, tiny)
 
 __all__ = ["tiny"]
 
@@ -51,6 +53,30 @@ def test_rank_with_other_settings_is_refused_by_name(tiny, tmp_path):
     ended = finish(start(2, COLLECT, *arguments, "-o", tmp_path / "a.acts", each={1: ["--seed", 1]}))
     assert all(code != 0 for code, _, _ in ended)
     assert all("rank 1" in err and "seed is 1, on rank 0 0" in err for _, _, err in ended), ended
+
+
+def test_ranks_of_runs_of_two_sizes_are_told_at_once(tiny, tmp_path):
+    folder, arguments = tiny
+    for sizes in ((2, 3), (3, 2)):
+        port = free_port()
+        ranks = [subprocess.Popen([str(COLLECT), *map(str, arguments), "-o", str(tmp_path / "a.acts")], text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rank_environment(r, size, port))
+                 for r, size in enumerate(sizes)]
+        for code, _, err in finish(ranks, seconds=60):
+            assert code in (1, 2) and "a WORLD_SIZE of" in err, err
+    assert not (tmp_path / "a.acts").exists()
+
+
+def test_what_listens_at_the_port_and_is_silent_is_not_waited_for(tiny, tmp_path):
+    folder, arguments = tiny
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        rank = subprocess.Popen([str(COLLECT), *map(str, arguments), "-o", str(tmp_path / "a.acts")], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env={**rank_environment(1, 2, silent.getsockname()[1]), "KVCC_RANKS_JOIN": "2"})
+        ((code, _, err),) = finish([rank], seconds=60)
+    assert code == 1 and "does not answer" in err and "MASTER_PORT" in err, err
 
 
 def test_fit_is_the_same_for_any_number_of_ranks(tiny, tmp_path):

@@ -1,4 +1,6 @@
 """kvcc refine: its gradients against PyTorch's own, straight through codes that are written down here; its promises."""
+import os
+import shutil
 import subprocess
 
 import h5py
@@ -6,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from support import BUILD, kvcc, kvcc_json, random_ids, tiny_llama
+from support import BUILD, KVCC, kvcc, kvcc_json, random_ids, tiny_llama
 
 SCHEMES = ["kvcc-1", "kvcc-2-head", "kvcc-2-channels-sink4"]
 WINDOW = 384
@@ -168,6 +170,23 @@ def test_what_makes_it_worse_is_not_kept(tiny, tmp_path):
     assert "as it was" in text and "kept" in text.splitlines()[2]
 
 
+def test_weights_that_change_under_the_run_tune_nothing(tiny, tmp_path):
+    folder, _ = tiny
+    shutil.copytree(folder / "model", tmp_path / "model")
+    command = [KVCC, "refine", folder / "t.kvcc-1.kvcb", tmp_path / "model", "-o", tmp_path / "r.kvcb", "--ids", folder / "text.npy",
+               "--seqlen", WINDOW, "--steps", 4, "--held-out", 1]
+    process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "steps at most" in line:
+            break
+    with open(tmp_path / "model/model.safetensors", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x01")
+    told = process.stderr.read()
+    assert process.wait() == 3 and "model.safetensors" in told and "changed" in told, told
+    assert not (tmp_path / "r.kvcb").exists()
+
+
 def test_plan_and_refusals(tiny, tmp_path):
     folder, _ = tiny
     out = tmp_path / "r.kvcb"
@@ -180,6 +199,13 @@ def test_plan_and_refusals(tiny, tmp_path):
     assert "artifact itself" in refine(folder, "kvcc-1", folder / "t.kvcc-1.kvcb", "--force", code=2)["error"]["message"]
     out.write_text("mine")
     assert "exists" in refine(folder, "kvcc-1", out, code=3)["error"]["message"] and out.read_text() == "mine"
+    assert "not in range" in refine(folder, "kvcc-1", tmp_path / "x.kvcb", "--rate", "nan", code=2)["error"]["message"]
+    weights = tmp_path / "w.kvcw"  # HDF5 too
+    with h5py.File(weights, "w") as file:
+        file.attrs["format"] = "kvcc-weights"
+    before = weights.read_bytes()
+    assert "no earlier result" in refine(folder, "kvcc-1", weights, "--force", code=3)["error"]["message"]
+    assert weights.read_bytes() == before
     tiny_llama(tmp_path / "other", num_hidden_layers=2)
     told = kvcc_json("refine", folder / "t.kvcc-1.kvcb", tmp_path / "other", "-o", tmp_path / "x.kvcb", "--ids", folder / "text.npy", code=3)
     assert "layers" in told["error"]["message"]

@@ -141,7 +141,8 @@ def test_usage_errors_are_2_and_name_the_nearest_option(artifact):
     for arguments in (["inspect"], ["inspect", artifact, "extra"], ["inspect", artifact, "--layer", "x"],
                       ["inspect", artifact, "--layer", "-1"], ["inspect", artifact, "--kind", "query"],
                       ["inspect", artifact, "--layer", "1"], ["inspect", artifact, "--sort", "nothing"],
-                      ["schemes", "kvcc-nuq9"], ["export", artifact, "--to", "docx", "-o", "x"], ["validate"]):
+                      ["schemes", "kvcc-nuq9"], ["export", artifact, "--to", "docx", "-o", "x"],
+                      ["export", artifact, "--to", "npz", "-o", ""], ["merge", "a", "b", "-o", ""], ["validate"]):
         out, err = kvcc(*arguments, code=2)
         assert out == "" and err.count("\n") == 1 and ": error: " in err, arguments
     assert "did you mean '--layer'?" in kvcc("inspect", artifact, "--lyer", "1", code=2)[1]

@@ -185,6 +185,9 @@ TEST(Scheme, RefusesVectorsThatMeanNothing) {
         "kvcc-nuq4-budget", "k=int4@postrope/token,v=int4@token,budget=4", "kvcc-2-layer", "kvcc-5"}) {
     EXPECT_THROW(parse_scheme(bad), Error) << bad;
   }
+  const std::string open = "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=";
+  EXPECT_EQ(parse_scheme(to_string(parse_scheme(open + "0.01"))), parse_scheme(open + "0.01"));
+  EXPECT_THROW(parse_scheme(open + "0.00001"), Error);  // to_string() would print 1e-05, which is none
 }
 
 TEST(Scheme, KvQuantsVariantsAreItsPresetsOptions) {
