@@ -3,7 +3,7 @@
 
 #include "formats/cli/inspect_parts.h"
 #include "formats/core/error.h"
-#include "formats/core/mapped_file.h"
+#include "formats/core/file.h"
 #include "formats/store/activations.h"
 #include "formats/store/weights_file.h"
 

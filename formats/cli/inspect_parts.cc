@@ -25,10 +25,10 @@ std::string short_hash(const std::string& sha256) { return sha256.substr(0, 12);
 TextStyle text_style() { return {stdout_columns(), shows_unicode(), shows_colors()}; }
 
 void print_line(const char* label, const std::string& text, const TextStyle& style) {
-  fmt::print("{}", folded(label, printable(text, style), kLabel, style));
+  fmt::print("{}", folded(label, kvcc::printable(text, style), kLabel, style));
 }
 
-void print_path(const std::string& path) { fmt::print("{}\n", printable(path, {.unicode = true})); }
+void print_path(const std::string& path) { fmt::print("{}\n", kvcc::printable(path, {.unicode = true})); }
 
 void print_model(const ModelInfo& model, const TextStyle& style) {
   const CacheShape& shape = model.shape;
