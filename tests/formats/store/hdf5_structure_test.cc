@@ -23,6 +23,7 @@ Tree small_tree() {
   Tree tree;
   tree["/"].attributes["text"] = text_value("some text");
   tree["/"].attributes["number"] = integer_value(7);
+  tree["/"].attributes["ratio"] = float_value(0.5);
   tree["/group"];
   TreeObject& data = tree["/group/data"];
   data.dataset = true;
@@ -68,7 +69,8 @@ TEST(Hdf5Structure, LiesAreRefusedWithTheirPlace) {
   ASSERT_EQ(good.substr(root, 4), "OHDR");
   const size_t data = good.find(std::string("\0\0\x80\x3f\0\0\0\x40", 8));  // 1 and 2
   ASSERT_NE(data, std::string::npos);
-  const size_t layout = find(good, data), axes = good.find("axes"), text = good.find("text");
+  const size_t layout = find(good, data), axes = good.find("axes"), text = good.find("text"),
+               ratio = good.find("ratio");
   const size_t shape = find(good, 2, good.rfind("OHDR", axes));
   const size_t link = good.find("group");
   const auto number = [](size_t at, auto value) {
@@ -93,6 +95,9 @@ TEST(Hdf5Structure, LiesAreRefusedWithTheirPlace) {
       {"an attribute's text of 4 GiB", {number(text + 5 + 4, UINT32_MAX), "/ attribute text: its shape and type need"}},
       {"an attribute's text of 0 bytes", {number(text + 5 + 4, uint32_t{0}), "an element of 0 bytes"}},
       {"an attribute of an unknown type", {number(text + 5, uint8_t{0x1c}), "an element type of class 12"}},
+      {"an attribute whose mantissa begins nowhere",
+       {number(ratio + 6 + 1, uint8_t{0x30}), "/ attribute ratio: damaged"}},
+      {"an attribute in VAX order", {number(ratio + 6 + 1, uint8_t{0x61}), "/ attribute ratio: damaged"}},
       {"a link's name with a slash", {number(link + 1, uint8_t{'/'}), "a link's name"}},
       {"a link's name with a NUL", {number(link + 1, uint8_t{0}), "a link's name"}},
       {"a link to nothing", {number(link + 5, UINT64_MAX), "/group: damaged"}},
