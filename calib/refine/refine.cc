@@ -165,7 +165,9 @@ uint64_t peak_bytes(const ModelFiles& files, const Codebook& book, int64_t seqle
   for (const TensorCodebooks* t : {&book.key, &book.value}) {
     numbers += t->vectors.size() * 5 + t->forward.size() * 10;  // as they are twice, their moments and sums
   }
-  return pass_bytes(files, seqlen, 0, {.fisher = true, .recompute = recompute}) + cached + logits + exact +
+  // Codes and coded tensors come and go between what is kept and leave holes that it does not fit into; measured.
+  const uint64_t holes = recompute ? 0 : saved_bytes_per_token(c, seqlen) * tokens * c.layers / 4;
+  return pass_bytes(files, seqlen, 0, {.fisher = true, .recompute = recompute}) + cached + logits + exact + holes +
          numbers * sizeof(float);
 }
 

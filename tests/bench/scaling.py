@@ -76,7 +76,9 @@ def run(shape, folder):
     idle, start = measure(*collect, "--resume")
     found = {"collect": {"seconds": seconds - idle, "memory": memory - start, "whole_memory": memory, "disk": disk(acts)}}
     for stage, scheme in FITS.items():
-        fit = [PROGRAMS / "kvcc-fit", acts, "-o", folder / "fit.kvcb", "--scheme", scheme, "--held-out", 1, "--threads", 1]
+        fit = [PROGRAMS / "kvcc-fit", acts, "-o", folder / "fit.kvcb", "--scheme", scheme, "--threads", 1]
+        if "nuq" not in scheme:
+            fit += ["--held-out", 1]
         seconds, memory = measure(*fit, "--force")
         idle, start = measure(*fit, "--resume")
         found[stage] = {"seconds": seconds - idle, "memory": memory - start, "whole_memory": memory, "disk": disk(folder / "fit.kvcb")}
