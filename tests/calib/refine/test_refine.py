@@ -129,7 +129,7 @@ def test_it_is_better_on_text_that_no_step_saw_and_says_what_eval_says(tiny, tmp
     with h5py.File(after) as file, h5py.File(before) as old:
         note = dict(file["refinement"].attrs)
         assert note["artifact_sha256"] == old.attrs["content_sha256"] and note["kl_after"] == report["kl_after"]
-        assert (note["steps"], note["windows"], note["held_out"]) == (report["steps"], 2, 1)
+        assert (note["steps"], note["windows"], note["held_out"], note["rate"]) == (report["steps"], 2, 1, 0.03)
         assert np.array_equal(file["rotation/key/forward"], old["rotation/key/forward"])
         assert not np.array_equal(file["rotation/key/inverse"], old["rotation/key/inverse"])
         assert not np.array_equal(file["key/vectors"], old["key/vectors"])
@@ -157,6 +157,13 @@ def test_equal_runs_give_equal_files_and_transforms_can_stay(tiny, tmp_path):
     with h5py.File(tmp_path / "c.kvcb") as file, h5py.File(folder / "t.kvcc-2-head.kvcb") as before:
         assert np.array_equal(file["rotation/key/inverse"], before["rotation/key/inverse"])
         assert not np.array_equal(file["key/vectors"], before["key/vectors"])
+
+
+def test_steps_are_shorter_above_one_bit_and_a_half(tiny, tmp_path):
+    folder, _ = tiny
+    assert refine(folder, "kvcc-2-head", tmp_path / "a.kvcb", "--steps", 8, "--held-out", 1)["improved"]
+    with h5py.File(tmp_path / "a.kvcb") as file:
+        assert file["refinement"].attrs["rate"] == 0.01
 
 
 def test_what_makes_it_worse_is_not_kept(tiny, tmp_path):
