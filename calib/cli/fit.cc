@@ -27,6 +27,7 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/json.h"
+#include "formats/core/paths.h"
 #include "formats/core/text.h"
 #include "formats/store/activations.h"
 #include "formats/store/codebook.h"
@@ -201,8 +202,7 @@ class Fit {
 
   /// Whether --resume may keep the artifact that is there.
   bool is_done(Job& job) const {
-    const fs::path inputs = fs::weakly_canonical(options_.activations), output = fs::weakly_canonical(job.output);
-    if (std::mismatch(inputs.begin(), inputs.end(), output.begin(), output.end()).first == inputs.end()) {
+    if (kvcc::lies_in(job.output, options_.activations)) {
       throw kvcc::Error(kvcc::ErrorKind::usage, "-o " + job.output, "lies in the folder of the activations",
                         "a name outside " + options_.activations);
     }

@@ -11,6 +11,7 @@
 #include "formats/core/error.h"
 #include "formats/core/file.h"
 #include "formats/core/hash.h"
+#include "formats/core/paths.h"
 #include "formats/store/activations_manifest.h"
 
 namespace kvcc {
@@ -209,8 +210,7 @@ MergeReport merge_activations(const MergePlan& plan, const std::string& output, 
     if (fs::equivalent(input, output, error)) {
       throw Error(ErrorKind::usage, output, "is one of the folders to join", "another folder for the result");
     }
-    const fs::path folder = fs::weakly_canonical(input), result = fs::weakly_canonical(output);
-    if (std::mismatch(folder.begin(), folder.end(), result.begin(), result.end()).first == folder.end()) {
+    if (lies_in(output, input)) {
       throw Error(ErrorKind::usage, output, "lies in " + input + ", one of the folders to join",
                   "a folder outside of them");
     }
