@@ -243,6 +243,8 @@ class Collection {
   }
 
   int collect(const kvcc::CollectPlan& plan) {
+    // Little memory, of which much stays: the plan is to be kept to.
+    if (plan.streamed && !plan.recompute) kvcc::return_freed_memory();
     spdlog::info("{} tokens from {}; about {} of disk, {} of memory{}", samples_text(), settings_.text_name,
                  kvcc::human_bytes(plan.disk_bytes), kvcc::human_bytes(plan.peak_bytes),
                  plan.recompute ? ", layers are run twice" : "");

@@ -216,7 +216,8 @@ class C10dRanks : public Ranks {
   }
 
   /// Until all ranks are at one store. What is there may be the one of a run that is about to end (kvcc calibrate runs
-  /// one verb after another): then it goes away, and another comes.
+  /// one verb after another): then it goes away, and another comes. One at which rank 0 has said that it is of this run
+  /// is waited for no longer.
   void meet() {
     const Clock::time_point start = Clock::now();
     std::string last;
@@ -226,6 +227,12 @@ class C10dRanks : public Ranks {
         if (meet_once(start)) return;
       } catch (const c10::Error& error) {
         last = reason(error);
+        if (!hello_.empty() && !hello_[0].is_null()) {  // it was of this run: no other will come
+          throw Error(
+              ErrorKind::failed, me(),
+              (launch_.served ? "the launcher's store" : name(0)) + " has ended while the ranks were meeting: " + last,
+              "", "see what its process says");
+        }
         if (serves()) {
           throw Error(ErrorKind::failed, me(),
                       "can't serve the ranks' meeting place at port " + std::to_string(launch_.port) + ": " + last, "",
@@ -258,10 +265,11 @@ class C10dRanks : public Ranks {
                                                                   {"version", KVCC_VERSION},
                                                                   {"size", size()}}));
     hello_.assign(static_cast<size_t>(size()), Json());
-    Clock::time_point looked = Clock::now();
+    std::optional<Clock::time_point> looked;
     while (!store_->check(keys("here/"))) {
       if (settings_.check_interrupt) settings_.check_interrupt();
-      if (seconds_since(looked) > 0.5) {  // those of a run of another size may never be all there
+      // Those of a run of another size may never be all there; and whether rank 0 was tells what its end means.
+      if (!looked || seconds_since(*looked) > 0.5) {
         looked = Clock::now();
         for (int r = 0; r < (first() ? size() : 1); ++r) greet(r);
         if (store_->check({"refused"})) refuse(Error(ErrorKind::failed, to_text(store_->get("refused")), ""));

@@ -5,8 +5,11 @@ import re
 import signal
 import socket
 import subprocess
+import time
+from datetime import timedelta
 
 import pytest
+from torch.distributed import TCPStore
 
 from launching import (COLLECT, FIT, SCHEMES, clean_environment, contents, end_one, finish, free_port, long_run, rank_environment, run,
                        start, tiny)
@@ -65,6 +68,21 @@ def test_ranks_of_runs_of_two_sizes_are_told_at_once(tiny, tmp_path):
         for code, _, err in finish(ranks, seconds=60):
             assert code in (1, 2) and "a WORLD_SIZE of" in err, err
     assert not (tmp_path / "a.acts").exists()
+
+
+def test_rank_0_that_is_killed_while_others_are_awaited_is_named_at_once(tiny, tmp_path):
+    """Of three ranks the last never comes. The others may wait for it for two minutes, but not for a dead one."""
+    folder, arguments = tiny
+    port = free_port()
+    ranks = [subprocess.Popen([str(COLLECT), *map(str, arguments), "-o", str(tmp_path / "a.acts")], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=rank_environment(r, 3, port)) for r in range(2)]
+    meeting = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+    meeting.wait([f"kvcc//collect/1//here/{r}" for r in range(2)], timedelta(seconds=60))
+    time.sleep(2)  # until rank 1 has seen that rank 0 is there
+    ranks[0].kill()
+    (code, _, err), = finish(ranks[1:], seconds=60)
+    ranks[0].communicate()
+    assert code == 1 and f"process {ranks[0].pid}) has ended while the ranks were meeting" in err, err
 
 
 def test_what_listens_at_the_port_and_is_silent_is_not_waited_for(tiny, tmp_path):
