@@ -25,6 +25,7 @@ void append_tensor(TensorCodebooks& to, const TensorVectors& fit) {
   append(to.inverse, q.inverse);
   append(to.rotation_mean, q.mean);
   append(to.channel_order, fit.order);
+  append(to.from_key, fit.from_key);
   append(to.outlier_fraction, std::vector<float>(q.heads));
   append(to.stats.weighted_sse, fit.weighted_sse);
   append(to.stats.sqnr_db, fit.sqnr_db);
@@ -46,7 +47,8 @@ std::string tensor_text(const TensorScheme& t) {
                       : t.rotation == Rotation::fklt_head ? "the Fisher-KLT of each head"
                                                           : "channels that are correlated, without a transform";
   const std::string width = t.width == 0 ? "2 or 4, whichever codes better" : fmt::format("{}", t.width);
-  return fmt::format("{}, in groups of {} coordinates of 0 to {} bits", space, width, t.bits);
+  const char* rest = t.predicted ? "what the token's decoded keys do not predict, in " : "";
+  return fmt::format("{}{}, in groups of {} coordinates of 0 to {} bits", rest, space, width, t.bits);
 }
 
 }  // namespace

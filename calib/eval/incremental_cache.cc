@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <span>
+#include <vector>
 
+#include "calib/eval/vector_quantiser.h"
 #include "formats/core/error.h"
 
 namespace kvcc {
@@ -29,6 +31,7 @@ IncrementalCache::IncrementalCache(const Codebook& codebook, const Rope& rope, i
     Layer& layer = layers_.at(codebook.layer_index[row]);
     layer.key.codec = codec_of(codebook, row, CacheTensor::key);
     layer.value.codec = codec_of(codebook, row, CacheTensor::value);
+    layer.prediction = key_prediction(codebook, row);
   }
 }
 
@@ -76,8 +79,16 @@ void IncrementalCache::append(int index, int64_t first, const at::Tensor& key, c
   Layer& layer = layers_.at(index);
   if (first != layer.length) throw Error(ErrorKind::failed, "simulated cache", "tokens out of order");
   const std::string place = "layer " + std::to_string(index);
-  add(layer.key, turns_keys_ ? index : -1, first, turns_keys_ ? key : turned(index, first, key), place + " key");
-  add(layer.value, -1, first, value, place + " value");
+  const at::Tensor coded =
+      add(layer.key, turns_keys_ ? index : -1, first, turns_keys_ ? key : turned(index, first, key), place + " key");
+  at::Tensor predicted;
+  if (!layer.prediction.empty() && coded.defined()) {
+    predicted = at::empty({coded.size(0), value.size(1), value.size(2)}, at::kFloat);
+    const at::Tensor keys = coded.contiguous();
+    layer.prediction.predict({keys.const_data_ptr<float>(), static_cast<size_t>(keys.numel())}, numbers(predicted),
+                             threads_);
+  }
+  add(layer.value, -1, first, value, place + " value", predicted);
   layer.length += key.size(0);
 }
 
@@ -86,33 +97,42 @@ std::pair<at::Tensor, at::Tensor> IncrementalCache::read(int index, int64_t coun
   return {layer.key.store.narrow(1, 0, count).transpose(0, 1), layer.value.store.narrow(1, 0, count).transpose(0, 1)};
 }
 
-void IncrementalCache::add(Rows& rows, int turn, int64_t first, const at::Tensor& x, const std::string& place) {
-  if (!rows.codec) return put(rows, turn, first, x);
+at::Tensor IncrementalCache::add(Rows& rows, int turn, int64_t first, const at::Tensor& x, const std::string& place,
+                                 const at::Tensor& predicted) {
+  if (!rows.codec) {
+    put(rows, turn, first, x);
+    return {};
+  }
   const int64_t tokens = x.size(0), end = first + tokens;
   at::Tensor now = x.clone();
   const int64_t exact = std::clamp<int64_t>(sink_ - first, 0, tokens);  // of the sinks
   at::Tensor sinks = now.narrow(0, 0, exact), rest = now.narrow(0, exact, tokens - exact);
   round_to_record(numbers(sinks), numbers(sinks), place + ", first tokens");
   if (at_once(rows)) {
-    quantise(rows, rest, place, first + exact);
-    return put(rows, turn, first, now);
+    quantise(rows, rest, place, first + exact, predicted);
+    put(rows, turn, first, now);
+    return rest;
   }
   round_to_record(numbers(rest), numbers(rest), place + ", last tokens");
   put(rows, turn, first, now);
   rows.coded = std::max(rows.coded, std::min(sink_, end));
   rows.waiting = rows.waiting.defined() ? at::cat({rows.waiting, rest}) : rest.clone();
   const int64_t coded = coded_end(end, sink_, residual_, rows.codec->block_tokens());
-  if (coded <= rows.coded) return;
+  if (coded <= rows.coded) return {};
   const int64_t count = coded - rows.coded;
   at::Tensor leaving = rows.waiting.narrow(0, 0, count).clone();
-  quantise(rows, leaving, place, rows.coded);
+  quantise(rows, leaving, place, rows.coded, predicted);
   put(rows, turn, rows.coded, leaving);
   rows.waiting = rows.waiting.narrow(0, count, rows.waiting.size(0) - count).clone();
   rows.coded = coded;
+  return leaving;
 }
 
-void IncrementalCache::quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const {
+void IncrementalCache::quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first,
+                                const at::Tensor& predicted) const {
+  if (predicted.defined()) x.sub_(predicted);
   rows.codec->round_trip(numbers(x), numbers(x), threads_, place, first);
+  if (predicted.defined()) x.add_(predicted);
 }
 
 void IncrementalCache::put(Rows& rows, int turn, int64_t first, const at::Tensor& x) {

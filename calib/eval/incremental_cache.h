@@ -43,14 +43,19 @@ class IncrementalCache : public AttentionCache {
   };
   struct Layer {
     Rows key, value;
+    KeyPrediction prediction;  ///< empty: values are coded as they are
     int64_t length = 0;
   };
   IncrementalCache(const Rope& rope, int sink, int residual, bool turns_keys, int threads);
   /// Tokens are quantised as they come, so that those of a chunk can be added at once.
   bool at_once(const Rows& rows) const { return residual_ == 0 && (!rows.codec || rows.codec->block_tokens() == 1); }
   /// x [T, H, D] to the cache; `turn`: the layer as whose keys they are turned when they are put into the store, or -1.
-  void add(Rows& rows, int turn, int64_t first, const at::Tensor& x, const std::string& place);
-  void quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first) const;
+  /// Returns the rows that were quantised now, as they are decoded, or an undefined tensor; `predicted`: what is taken
+  /// off them before and added after, or undefined.
+  at::Tensor add(Rows& rows, int turn, int64_t first, const at::Tensor& x, const std::string& place,
+                 const at::Tensor& predicted = {});
+  void quantise(const Rows& rows, at::Tensor& x, const std::string& place, int64_t first,
+                const at::Tensor& predicted) const;
   void put(Rows& rows, int turn, int64_t first, const at::Tensor& x);
   at::Tensor turned(int layer, int64_t first, const at::Tensor& key);
 

@@ -37,6 +37,15 @@ VectorQuantiser vector_quantiser(const Codebook& codebook, size_t row, CacheTens
           std::vector<float>(begin + offsets[row], begin + offsets[row + 1])};
 }
 
+KeyPrediction key_prediction(const Codebook& codebook, size_t row) {
+  const CacheShape& shape = codebook.model.shape;
+  const TensorCodebooks& values = codebook.value;
+  if (values.from_key.empty()) return {};
+  const int keys = shape.kv_heads * shape.head_dim / values.units;
+  const size_t each = static_cast<size_t>(values.units) * values.coordinates * keys;
+  return {values.units, keys, values.coordinates, row_of(values.from_key, row, each)};
+}
+
 std::shared_ptr<const TensorCodec> codec_of(const Codebook& codebook, size_t row, CacheTensor tensor) {
   const bool key = tensor == CacheTensor::key;
   const TensorScheme& scheme = key ? codebook.scheme.key : codebook.scheme.value;
@@ -96,10 +105,11 @@ std::vector<std::shared_ptr<const TensorCodec>> codecs_of(const Scheme& scheme, 
 }
 
 SimulatedCache::SimulatedCache(const Codebook& codebook, int layers, int threads)
-    : scheme_(codebook.scheme), threads_(threads), key_(layers), value_(layers) {
+    : scheme_(codebook.scheme), threads_(threads), key_(layers), value_(layers), predictions_(layers) {
   for (size_t row = 0; row < codebook.layer_index.size(); ++row) {
     key_.at(codebook.layer_index[row]) = codec_of(codebook, row, CacheTensor::key);
     value_.at(codebook.layer_index[row]) = codec_of(codebook, row, CacheTensor::value);
+    predictions_.at(codebook.layer_index[row]) = key_prediction(codebook, row);
   }
 }
 
@@ -108,18 +118,19 @@ SimulatedCache::SimulatedCache(const Scheme& scheme, const CacheShape& shape, in
     : scheme_(scheme),
       threads_(threads),
       key_(codecs_of(scheme, shape, CacheTensor::key, layers, rotations)),
-      value_(codecs_of(scheme, shape, CacheTensor::value, layers, rotations)) {}
+      value_(codecs_of(scheme, shape, CacheTensor::value, layers, rotations)),
+      predictions_(layers) {}
 
 void SimulatedCache::before_rope(int layer, at::Tensor& key, at::Tensor& value) {
   if (scheme_.key.site == Site::pre_rope) store(layer, CacheTensor::key, key);
-  store(layer, CacheTensor::value, value);
+  store(layer, CacheTensor::value, value, predictions_.at(layer).empty() ? nullptr : &key);
 }
 
 void SimulatedCache::after_rope(int layer, at::Tensor& key) {
   if (scheme_.key.site == Site::post_rope) store(layer, CacheTensor::key, key);
 }
 
-void SimulatedCache::store(int layer, CacheTensor tensor, at::Tensor& x) {
+void SimulatedCache::store(int layer, CacheTensor tensor, at::Tensor& x, const at::Tensor* predicts) {
   const bool is_key = tensor == CacheTensor::key;
   const TensorCodec* codec = (is_key ? key_ : value_).at(layer).get();
   if (codec == nullptr) return;
@@ -134,7 +145,16 @@ void SimulatedCache::store(int layer, CacheTensor tensor, at::Tensor& x) {
     round_to_record(part(0, sink), part(0, sink), place + ", first tokens");
     round_to_record(part(end, tokens), part(end, tokens), place + ", last tokens");
     const std::span<float> middle = part(sink, end);
+    std::vector<float> predicted(predicts != nullptr ? middle.size() : 0);
+    if (predicts != nullptr) {
+      const int64_t keys = predicts->size(2) * predicts->size(3);
+      predictions_[layer].predict(
+          {predicts->const_data_ptr<float>() + (b * tokens + sink) * keys, size_t((end - sink) * keys)}, predicted,
+          threads_);
+    }
+    for (size_t i = 0; i < predicted.size(); ++i) middle[i] -= predicted[i];
     const int64_t outliers = codec->round_trip(middle, middle, threads_, place, sink);
+    for (size_t i = 0; i < predicted.size(); ++i) middle[i] += predicted[i];
     if (is_key) {
       key_outliers_ += outliers;
       key_elements_ += static_cast<int64_t>(middle.size());

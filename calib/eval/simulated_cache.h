@@ -8,6 +8,7 @@
 
 #include "calib/eval/spectral.h"
 #include "calib/model/decoder.h"
+#include "formats/codec/key_prediction.h"
 #include "formats/codec/tensor_codec.h"
 #include "formats/core/scheme.h"
 #include "formats/store/codebook.h"
@@ -47,11 +48,13 @@ class SimulatedCache : public KvTap {
   int64_t key_elements() const { return key_elements_; }  ///< quantised so far
 
  private:
-  void store(int layer, CacheTensor tensor, at::Tensor& x);
+  /// `predicts`: keys as they were stored, of which predictions_ tells what is taken off x; or null.
+  void store(int layer, CacheTensor tensor, at::Tensor& x, const at::Tensor* predicts = nullptr);
 
   Scheme scheme_;
   int threads_;
   std::vector<std::shared_ptr<const TensorCodec>> key_, value_;  ///< by the model's layer; null: as computed
+  std::vector<KeyPrediction> predictions_;  ///< by the model's layer; empty ones for values coded as they are
   int64_t key_outliers_ = 0, key_elements_ = 0;
 };
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <numeric>
+#include <tuple>
 
+#include "calib/fit/key_regression.h"
 #include "calib/fit/parallel.h"
+#include "formats/codec/key_prediction.h"
 #include "formats/core/effective_bits.h"
 #include "formats/core/error.h"
 
@@ -53,7 +55,8 @@ struct VectorFit::Data {
   std::vector<UnitRows> rows;               ///< [U]
   std::vector<std::vector<float>> weights;  ///< [U] of all tokens, 0 for first ones
   std::vector<UnitTransform> units;
-  std::vector<float> z;  ///< [U, N, tokens]
+  std::vector<float> rest;  ///< [tokens, H, D] of values that are predicted, what is coded of them: rows' x; else empty
+  std::vector<float> z;     ///< [U, N, tokens]
 };
 
 VectorFit::VectorFit(const CacheShape& shape, std::span<const Scheme> schemes, const VectorFitSettings& settings)
@@ -62,6 +65,7 @@ VectorFit::VectorFit(const CacheShape& shape, std::span<const Scheme> schemes, c
 }
 
 bool VectorFit::together(const Scheme& a, const Scheme& b) {
+  if (a.value.predicted || b.value.predicted) return false;  // from keys as one budget decodes them
   return a.key == b.key && a.value == b.value && a.weight == b.weight;
 }
 
@@ -167,45 +171,113 @@ std::vector<VectorFit::Block> VectorFit::blocks_of(int tensor) const {
 }
 
 void VectorFit::tabulate(int row, const LayerActivations& activations) {
+  std::vector<Data> data;
+  for (int tensor = 0; tensor < kTensors; ++tensor) data.push_back(data_of(activations, tensor));
+  if (!schemes_[0].value.predicted) return tabulate(row, activations.layer, data);
+  tabulate(row, activations.layer, {data.data(), 1});
+  // Bits are known when all layers are tabulated; keys of this layer's own best are much like what they will be.
+  const std::vector<float> keys = decode(provisional_keys(row), activations.key);
+  tensors_.at(static_cast<size_t>(row) * kTensors + 1).from_key = regress(data[1], keys);
+  take_off(row, keys, data[1]);
+  tabulate(row, activations.layer, {data.data() + 1, 1});
+}
+
+VectorQuantiser VectorFit::provisional_keys(int row) const {
+  const Tensor& keys = tensors_.at(static_cast<size_t>(row) * kTensors);
+  std::vector<GroupChoice> choices;
+  for (const Block& block : keys.blocks) {
+    GroupChoice choice;
+    for (const std::vector<Group>& way : block.ways) {
+      std::vector<RateCurve> curves;
+      for (const Group& group : way) {
+        RateCurve curve{group.held_out.empty() ? group.fitted : group.held_out, {}};
+        for (size_t b = 0; b < curve.error.size(); ++b) curve.cost.push_back(static_cast<double>(b));
+        curves.push_back(std::move(curve));
+      }
+      choice.ways.push_back(std::move(curves));
+    }
+    choices.push_back(std::move(choice));
+  }
+  const std::vector<GroupBits> chosen = kvcc::allocate(choices, schemes_[0].budget * shape_.kv_heads * shape_.head_dim);
+  std::vector<std::vector<VectorCodebook>> books;
+  for (size_t b = 0; b < keys.blocks.size(); ++b) {
+    books.emplace_back();
+    const std::vector<Group>& way = keys.blocks[b].ways[chosen[b].way];
+    for (size_t g = 0; g < way.size(); ++g) books.back().push_back(way[g].books[chosen[b].bits[g]]);
+  }
+  return quantiser_of(row, 0, chosen, books).quantiser;
+}
+
+std::vector<float> VectorFit::decode(VectorQuantiser quantiser, std::span<const float> x) const {
+  std::vector<float> decoded(x.size());
+  make_codec(std::move(quantiser))->round_trip(x, decoded, settings_.threads, "keys", 0);
+  return decoded;
+}
+
+std::vector<float> VectorFit::regress(const Data& values, const std::vector<float>& keys) const {
+  const int units = units_of(1), k = unit_size(0), n = unit_size(1);
+  std::vector<float> map;
+  for (int u = 0; u < units; ++u) {
+    std::vector<float> weights = values.weights[u];
+    for (size_t t = 0; t < weights.size(); ++t) {
+      const bool used = values.in_fit[t] != 0 && weights[t] > 0;
+      weights[t] = used ? static_cast<float>(std::pow(weights[t], settings_.spread_power)) : 0.0f;
+    }
+    const std::vector<float> own = regress_on_keys({keys.data() + int64_t{u} * k, int64_t{units} * k, k},
+                                                   {values.rows[u].x, values.rows[u].step, n}, weights);
+    map.insert(map.end(), own.begin(), own.end());
+  }
+  return map;
+}
+
+void VectorFit::take_off(int row, const std::vector<float>& keys, Data& values) const {
+  const std::vector<float>& map = tensors_.at(static_cast<size_t>(row) * kTensors + 1).from_key;
+  const float* x = values.rows[0].x;  // units lie side by side
+  values.rest.resize(static_cast<size_t>(values.tokens) * values.rows[0].step);
+  KeyPrediction{units_of(1), unit_size(0), unit_size(1), map}.predict(keys, values.rest, settings_.threads);
+  for (size_t i = 0; i < values.rest.size(); ++i) values.rest[i] = x[i] - values.rest[i];
+  for (size_t u = 0; u < values.rows.size(); ++u) {
+    values.rows[u].x = values.rest.data() + static_cast<int64_t>(u) * values.rows[u].size;
+  }
+}
+
+void VectorFit::tabulate(int row, int layer, std::span<Data> data) {
   struct Task {
-    int tensor;
+    Data* data;
     Block* block;
     Group* group;
   };
-  std::vector<Data> data;
   std::vector<Task> tasks;
-  for (int tensor = 0; tensor < kTensors; ++tensor) {
-    data.push_back(data_of(activations, tensor));
-    data.back().units.resize(data.back().rows.size());
-  }
-  const int keys = static_cast<int>(data[0].rows.size()), values = static_cast<int>(data[1].rows.size());
-  parallel_for(keys + values, settings_.threads, [&](int task) {
-    Data& d = data[task < keys ? 0 : 1];
-    const int u = task < keys ? task : task - keys;
-    const std::string place = "layer " + std::to_string(activations.layer) + (d.tensor == 0 ? " key" : " value");
+  for (Data& d : data) d.units.resize(d.rows.size());
+  const int first = static_cast<int>(data[0].rows.size()),
+            units = first + (data.size() > 1 ? static_cast<int>(data[1].rows.size()) : 0);
+  parallel_for(units, settings_.threads, [&](int task) {
+    Data& d = data[task < first ? 0 : 1];
+    const int u = task < first ? task : task - first;
+    const std::string place = "layer " + std::to_string(layer) + (d.tensor == 0 ? " key" : " value");
     const TensorScheme& scheme = scheme_of(d.tensor);
     d.units[u] = fisher_transform(d.rows[u], d.weights[u],
                                   {scheme.rotation, scheme.width, settings_.shrink, settings_.spread_power}, place);
   });
-  for (int tensor = 0; tensor < kTensors; ++tensor) {
-    transform(data[tensor]);
-    Tensor& to = tensors_.at(static_cast<size_t>(row) * kTensors + tensor);
-    to.units = data[tensor].units;
-    to.numbers = numbers_of(to.units);
-    to.blocks = blocks_of(tensor);
+  for (Data& d : data) {
+    transform(d);
+    Tensor& to = tensors_.at(static_cast<size_t>(row) * kTensors + d.tensor);
+    to.units = d.units;
+    to.numbers = numbers_of(to.units) + static_cast<double>(to.from_key.size());
+    to.blocks = blocks_of(d.tensor);
     for (Block& block : to.blocks) {
       for (std::vector<Group>& way : block.ways) {
-        for (Group& group : way) tasks.push_back({tensor, &block, &group});
+        for (Group& group : way) tasks.push_back({&d, &block, &group});
       }
     }
   }
   parallel_for(static_cast<int>(tasks.size()), settings_.threads, [&](int i) {
     const Task& task = tasks[i];
-    const Data& d = data[task.tensor];
+    const Data& d = *task.data;
     Group& group = *task.group;
     const WeightedPoints fitted = points(d, *task.block, group, true), held = points(d, *task.block, group, false);
     const std::vector<float> weights = tempered(fitted);
-    group.books = grow_codebooks({fitted.points, weights.data()}, scheme_of(task.tensor).bits, settings_.table_rounds);
+    group.books = grow_codebooks({fitted.points, weights.data()}, scheme_of(d.tensor).bits, settings_.table_rounds);
     for (const VectorCodebook& book : group.books) {
       group.fitted.push_back(0.5 * coding_error(fitted, book.vectors) / static_cast<double>(fitted.points.count));
       if (held.points.count > 0) {
@@ -313,6 +385,9 @@ std::vector<LayerVectors> VectorFit::fit(int row, const LayerActivations& activa
     const size_t at = static_cast<size_t>(row) * kTensors + tensor;
     const Tensor& tables = tensors_[at];
     Data data = data_of(activations, tensor);
+    if (tensor == 1 && schemes_[0].value.predicted) {
+      take_off(row, decode(out[0].key.quantiser, activations.key), data);
+    }
     data.units = tables.units;
     transform(data);
     // Schemes that agree in a group's bits share its codebook.
@@ -346,15 +421,16 @@ std::vector<LayerVectors> VectorFit::fit(int row, const LayerActivations& activa
         for (size_t g = 0; g < bits.bits.size(); ++g) kept.back().push_back(books.at({b, bits.way, g, bits.bits[g]}));
       }
       TensorVectors& to = tensor == 0 ? out[s].key : out[s].value;
-      to = quantiser_of(row, tensor, s, kept);
+      to = quantiser_of(row, tensor, {chosen_[s].data() + first_block_[at], tables.blocks.size()}, kept);
       to.energy = energy;
-      measure(activations, tensor, schemes_[s], to);
+      to.from_key = tables.from_key;
+      measure(activations, tensor, schemes_[s], data.rest, to);
     }
   }
   return out;
 }
 
-TensorVectors VectorFit::quantiser_of(int row, int tensor, size_t scheme,
+TensorVectors VectorFit::quantiser_of(int row, int tensor, std::span<const GroupBits> chosen,
                                       const std::vector<std::vector<VectorCodebook>>& books) const {
   const size_t at = static_cast<size_t>(row) * kTensors + tensor;
   const Tensor& tables = tensors_[at];
@@ -373,7 +449,7 @@ TensorVectors VectorFit::quantiser_of(int row, int tensor, size_t scheme,
   q.width.resize(n * q.units);
   q.bits.resize(n * q.units);
   for (size_t b = 0; b < tables.blocks.size(); ++b) {
-    const GroupBits& bits = chosen_[scheme][first_block_[at] + b];
+    const GroupBits& bits = chosen[b];
     const std::vector<Group>& groups = tables.blocks[b].ways[bits.way];
     for (size_t g = 0; g < groups.size(); ++g) {
       const size_t i = tables.blocks[b].unit * n + groups[g].first;
@@ -383,61 +459,6 @@ TensorVectors VectorFit::quantiser_of(int row, int tensor, size_t scheme,
     }
   }
   return out;
-}
-
-void VectorFit::measure(const LayerActivations& a, int tensor, const Scheme& scheme, TensorVectors& out) const {
-  const bool key = tensor == 0;
-  const std::span<const float> x = key ? a.key : a.value, grad = key ? a.key_grad : a.value_grad;
-  const int heads = shape_.kv_heads, dim = dim_of(tensor);
-  const int64_t width = int64_t{heads} * dim;
-  const std::shared_ptr<const TensorCodec> codec = make_codec(out.quantiser);
-  struct Sums {
-    double predicted = 0;
-    std::vector<double> weighted, error, energy;
-  };
-  const auto samples = static_cast<int64_t>(a.starts.size()) - 1, used = samples - settings_.held_out;
-  std::vector<Sums> sums(samples);
-  parallel_for(static_cast<int>(samples), settings_.threads, [&](int s) {
-    Sums& sum = sums[s];
-    for (auto* v : {&sum.weighted, &sum.error, &sum.energy}) v->resize(heads);
-    const int64_t all = a.starts[s + 1] - a.starts[s];
-    const int64_t first = std::min<int64_t>(scheme.sink, all), tokens = all - first;
-    const int64_t at = (a.starts[s] + first) * width;
-    std::vector<float> decoded(tokens * width);
-    codec->round_trip(x.subspan(at, decoded.size()), decoded, 1, "layer " + std::to_string(a.layer), first);
-    for (int64_t t = 0; t < tokens; ++t) {
-      double product = 0;
-      for (int64_t i = 0; i < width; ++i) {
-        const double value = x[at + t * width + i], e = decoded[t * width + i] - value;
-        const double g = grad.empty() ? 1 : grad[at + t * width + i];
-        product += g * e;
-        sum.weighted[i / dim] += g * g * e * e;
-        sum.error[i / dim] += e * e;
-        sum.energy[i / dim] += value * value;
-      }
-      sum.predicted += product * product;
-    }
-  });
-  const auto mean = [&](int64_t begin, int64_t end) {
-    double sum = 0;
-    for (int64_t s = begin; s < end; ++s) sum += sums[s].predicted;
-    return end > begin && !grad.empty() ? 0.5 * sum / static_cast<double>(a.starts[end] - a.starts[begin])
-                                        : std::numeric_limits<double>::quiet_NaN();
-  };
-  out.predicted_fitted = mean(0, used);
-  out.predicted_held_out = mean(used, samples);
-  constexpr double kNoError = 200;  // decibels
-  for (int h = 0; h < heads; ++h) {
-    double weighted = 0, error = 0, energy = 0;
-    for (const Sums& sum : sums) {
-      weighted += sum.weighted[h];
-      error += sum.error[h];
-      energy += sum.energy[h];
-    }
-    out.weighted_sse.push_back(static_cast<float>(weighted));
-    const double ratio = error > 0 ? 10 * std::log10(energy / error) : kNoError;
-    out.sqnr_db.push_back(static_cast<float>(std::clamp(ratio, -kNoError, kNoError)));
-  }
 }
 
 }  // namespace kvcc

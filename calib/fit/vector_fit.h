@@ -13,6 +13,7 @@
 #include "calib/fit/fisher_transform.h"
 #include "calib/fit/fit.h"
 #include "calib/fit/vector_kmeans.h"
+#include "formats/codec/key_prediction.h"
 #include "formats/codec/vector_codec.h"
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
@@ -34,6 +35,8 @@ struct VectorFitSettings {
 struct TensorVectors {
   VectorQuantiser quantiser;
   std::vector<uint16_t> order;  ///< [U, N] without a rotation
+  std::vector<float>
+      from_key;  ///< [U, N, K] of values that are predicted (KeyPrediction); the quantiser is of the rest
   /// Half the mean over tokens of (g . e)^2, nats a token; NaN where nothing is measured.
   double predicted_fitted = 0, predicted_held_out = 0;
   std::vector<float> energy;                 ///< [U, N] TensorStats::energy, of the tokens that are fitted
@@ -74,6 +77,7 @@ class VectorFit {
   };
   struct Tensor {
     std::vector<UnitTransform> units;
+    std::vector<float> from_key;  ///< of values that are predicted
     std::vector<Block> blocks;
     double numbers = 0;  ///< of the transforms, that are kept
   };
@@ -84,6 +88,11 @@ class VectorFit {
   int units_of(int tensor) const { return scheme_of(tensor).rotation == Rotation::fklt_layer ? 1 : shape_.kv_heads; }
   int unit_size(int tensor) const { return shape_.kv_heads * dim_of(tensor) / units_of(tensor); }
   Data data_of(const LayerActivations& activations, int tensor) const;
+  void tabulate(int row, int layer, std::span<Data> data);
+  VectorQuantiser provisional_keys(int row) const;
+  std::vector<float> decode(VectorQuantiser quantiser, std::span<const float> x) const;
+  std::vector<float> regress(const Data& values, const std::vector<float>& keys) const;
+  void take_off(int row, const std::vector<float>& keys, Data& values) const;
   void transform(Data& data) const;
   WeightedPoints points(const Data& data, const Block& block, const Group& group, bool fitted) const;
   std::vector<float> tempered(const WeightedPoints& points) const;
@@ -91,9 +100,11 @@ class VectorFit {
   int place_of(size_t tensor, const Group& group) const;
   std::vector<Block> blocks_of(int tensor) const;
   std::vector<float> energies(const Data& data) const;
-  TensorVectors quantiser_of(int row, int tensor, size_t scheme,
+  TensorVectors quantiser_of(int row, int tensor, std::span<const GroupBits> chosen,
                              const std::vector<std::vector<VectorCodebook>>& books) const;
-  void measure(const LayerActivations& activations, int tensor, const Scheme& scheme, TensorVectors& out) const;
+  /// `coded`: what the quantiser is of where that is not the tensor itself; else empty.
+  void measure(const LayerActivations& activations, int tensor, const Scheme& scheme, std::span<const float> coded,
+               TensorVectors& out) const;
 
   CacheShape shape_;
   std::vector<Scheme> schemes_;

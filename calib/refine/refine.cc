@@ -29,7 +29,8 @@ class Refinement {
     const int layers = decoder_.layers();
     keys_.reserve(book_.layer_index.size());
     values_.reserve(book_.layer_index.size());
-    tuners_ = {std::vector<TensorTuner*>(layers), std::vector<TensorTuner*>(layers)};
+    tuners_ = {std::vector<TensorTuner*>(layers), std::vector<TensorTuner*>(layers), {}};
+    if (book_.scheme.value.predicted) tuners_.prediction.resize(layers);
     for (size_t row = 0; row < book_.layer_index.size(); ++row) {
       const Scheme& scheme = book_.scheme;
       const auto tuner = [&](CacheTensor tensor) {
@@ -40,6 +41,7 @@ class Refinement {
       values_.push_back(tuner(CacheTensor::value));
       tuners_.key.at(book_.layer_index[row]) = &keys_.back();
       tuners_.value.at(book_.layer_index[row]) = &values_.back();
+      if (book_.scheme.value.predicted) tuners_.prediction.at(book_.layer_index[row]) = key_prediction(book_, row);
     }
   }
 

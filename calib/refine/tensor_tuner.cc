@@ -65,6 +65,7 @@ at::Tensor TensorTuner::quantise(const at::Tensor& x, int threads, const std::st
     const std::span<float> exact = rows.subspan(from * width, (to - from) * width);
     round_to_record(exact, exact, place + ", exact tokens");
   }
+  begin_ = begin;
   tokens_ = end - begin;
   if (error_.empty()) x_ = coded_[0].narrow(0, begin, tokens_).reshape({tokens_, width}).clone();
   codes_.assign(groups_.size() * static_cast<size_t>(tokens_), 0);

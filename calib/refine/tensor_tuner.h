@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "formats/codec/vector_codec.h"
@@ -25,6 +26,8 @@ class TensorTuner {
   at::Tensor quantise(const at::Tensor& x, int threads, const std::string& place);
   /// What quantise() returned last.
   const at::Tensor& coded() const { return coded_; }
+  /// First of its tokens that are coded, and the one behind the last; the others are exact.
+  std::pair<int64_t, int64_t> coded_range() const { return {begin_, begin_ + tokens_}; }
   /// Adds what a loss's gradient [1, T, H, D] with respect to that means for the parts.
   void add(const at::Tensor& gradient);
   /// Forgets codes and output, not the sums.
@@ -55,9 +58,9 @@ class TensorTuner {
   std::vector<CodeGroup> groups_;
   int64_t exact_first_, exact_last_;
   bool transforms_;
-  int64_t tokens_ = 0;           ///< coded tokens of the last pass
-  std::vector<uint16_t> codes_;  ///< [groups, tokens]
-  at::Tensor x_, coded_;         ///< of the last pass; x_ until the errors are measured
+  int64_t begin_ = 0, tokens_ = 0;  ///< coded tokens of the last pass
+  std::vector<uint16_t> codes_;     ///< [groups, tokens]
+  at::Tensor x_, coded_;            ///< of the last pass; x_ until the errors are measured
 
   std::vector<float> base_inverse_, added_;  ///< [U, N, N] the inverse before tuning, and A
   /// [U N] Root mean squares at the first step: of coordinates' errors, and of what they decode to (0 without bits).

@@ -24,10 +24,30 @@ class StraightThrough : public KvTap {
   void before_rope(int layer, at::Tensor& k, at::Tensor& v) override {
     const std::string place = "layer " + std::to_string(layer);
     k = key = through(*tuners_.key.at(layer), k, layer, place + " key");
-    v = value = through(*tuners_.value.at(layer), v, layer, place + " value");
+    if (tuners_.prediction.empty()) {
+      v = value = through(*tuners_.value.at(layer), v, layer, place + " value");
+      return;
+    }
+    // What keys tell comes back with the rest; values' codes make up for keys that change, so nothing of its gradient
+    // is the keys'.
+    const at::Tensor told = predicted(tuners_.prediction.at(layer), *tuners_.key.at(layer), v);
+    v = value = through(*tuners_.value.at(layer), v - told, layer, place + " value") + told;
   }
 
  private:
+  /// From the keys as the tuner has coded them; 0 for tokens that are kept exactly.
+  at::Tensor predicted(const KeyPrediction& prediction, const TensorTuner& keys, const at::Tensor& v) const {
+    const at::AutoGradMode without(false);
+    const at::Tensor coded = keys.coded().contiguous();
+    at::Tensor out = at::empty(v.sizes(), at::kFloat);
+    prediction.predict({coded.const_data_ptr<float>(), static_cast<size_t>(coded.numel())},
+                       {out.mutable_data_ptr<float>(), static_cast<size_t>(out.numel())}, threads_);
+    const auto [begin, end] = keys.coded_range();
+    out.narrow(1, 0, begin).zero_();
+    out.narrow(1, end, out.size(1) - end).zero_();
+    return out;
+  }
+
   at::Tensor through(TensorTuner& tuner, const at::Tensor& x, int layer, const std::string& place) const {
     at::Tensor coded;
     {

@@ -7,12 +7,14 @@
 
 #include "calib/model/decoder.h"
 #include "calib/refine/tensor_tuner.h"
+#include "formats/codec/key_prediction.h"
 
 namespace kvcc {
 
 /// The tuners of the layers that have a cache, by the model's layer; null elsewhere. Not owned.
 struct Tuners {
   std::vector<TensorTuner*> key, value;
+  std::vector<KeyPrediction> prediction;  ///< of values, by the model's layer; none where no layer's are predicted
 };
 
 /// Of `predictions` rows of hidden states after the final norm, [T, hidden]: the mean KL divergence of `exact` from

@@ -1,4 +1,4 @@
-// Presets of vector codebooks: kvcc-WIDTH, its per-head and its untransformed form.
+// Presets of vector codebooks: kvcc-WIDTH, its predicting, its per-head and its untransformed form.
 #include <fmt/format.h>
 
 #include <array>
@@ -21,9 +21,12 @@ constexpr std::array<Width, 6> kWidths = {
 struct Form {
   const char* word;  ///< of the name, "" for the form across heads
   Rotation rotation;
+  bool predicted = false;
 };
-constexpr std::array<Form, 3> kForms = {
-    {{"", Rotation::fklt_layer}, {"-head", Rotation::fklt_head}, {"-channels", Rotation::none}}};
+constexpr std::array<Form, 4> kForms = {{{"", Rotation::fklt_layer},
+                                         {"-predict", Rotation::fklt_layer, true},
+                                         {"-head", Rotation::fklt_head},
+                                         {"-channels", Rotation::none}}};
 
 constexpr int kMostBits = 10;  ///< a table of 4 coordinates then takes 16 KiB in f32
 
@@ -38,6 +41,7 @@ Scheme make(const Width& width, const Form& form, int sink) {
   if (form.rotation == Rotation::none) tensor.width = width.budget < 2.5 ? 4 : 2;
   Scheme scheme;
   scheme.key = scheme.value = tensor;
+  scheme.value.predicted = form.predicted;
   scheme.sink = sink;
   scheme.weight = FitWeight::f;
   scheme.budget = width.budget;
@@ -84,9 +88,10 @@ std::vector<std::string> vector_names() {
 
 const PresetInfo& vector_preset() {
   static const PresetInfo info = {
-      "kvcc-{1,1.5,2,2.5,3,4}[-head|-channels][-sinkN]", "kvcc-2",
+      "kvcc-{1,1.5,2,2.5,3,4}[-predict|-head|-channels][-sinkN]", "kvcc-2",
       "vector codebooks over the Karhunen-Loeve transform in the metric of the loss, bits by rate and distortion over "
-      "the whole model; across the heads of a layer, -head: of each head, -channels: correlated channels without a "
+      "the whole model; across the heads of a layer, -predict: of values what the token's keys do not tell, -head: of "
+      "each head, -channels: correlated channels without a "
       "transform; the first token exact",
       "kvcc"};
   return info;

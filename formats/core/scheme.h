@@ -81,6 +81,7 @@ struct TensorScheme {
   bool half_scales = true;  ///< online scales in fp16; false: FP8 E4M3, "fp8" (METHODS.md 3.3)
   int sketch = 0;           ///< random projections for every channel of a head whose signs are stored (METHODS.md 6.2)
   int width = 0;            ///< coordinates of a group of Grid::vector; 0: "auto", chosen with the bits
+  bool predicted = false;   ///< values of Grid::vector: coded is what the token's decoded keys don't predict of them
   int early_layers = 0, early_sketch = 0;  ///< the first layers may have another `sketch` (METHODS.md 6.6)
   bool operator==(const TensorScheme&) const = default;
   /// Nothing but grid, width, site, and a static scale per channel or an online one per token: what artifacts describe.

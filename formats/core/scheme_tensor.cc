@@ -177,6 +177,12 @@ const std::vector<Dimension>& dimensions() {
        [](TensorScheme& t, std::string_view key, std::string_view value, std::string_view text) {
          t.width = value == "auto" ? 0 : parse_number(key, value, 1, 8, text);
        }},
+      {"predict", [](T t) { return t.predicted; }, [](T) -> std::string { return "key"; },
+       [](TensorScheme& t, std::string_view key, std::string_view value, std::string_view text) {
+         if (value != "key" && value != "none")
+           throw refuse(text, fmt::format("{} is '{}'", key, value), "key or none");
+         t.predicted = value == "key";
+       }},
       {"early", [](T t) { return t.early_layers > 0 || t.early_sketch > 0; },
        [](T t) { return fmt::format("{}:{}", t.early_layers, t.early_sketch); }, parse_early},
   };

@@ -15,7 +15,9 @@ std::string numbers_text(const TreeValue& value) {
 
 std::string scale_semantics(const Scheme& scheme, const TensorScheme& tensor) {
   if (tensor.grid == Grid::vector) {
-    return "none; decoded = rotation inverse z + mean in f32, z the vectors of a unit's codes, group by group";
+    return std::string(
+               "none; decoded = rotation inverse z + mean in f32, z the vectors of a unit's codes, group by group") +
+           (tensor.predicted ? "; plus rotation from_key times the token's decoded keys before RoPE" : "");
   }
   const char* const made = tensor.axis == Axis::channel
                                ? "static, per channel"

@@ -15,9 +15,10 @@ namespace kvcc {
 namespace {
 
 /// The least version that has what the file holds: 1.3 is of cap and qnorm, 1.4 of vector codebooks, 1.5 of
-/// their energies.
+/// their energies, 1.6 of values that are predicted.
 const char* written_version(const Codebook& codebook) {
-  if (!codebook.key.stats.energy.empty() || !codebook.value.stats.energy.empty()) return kCodebookVersion;
+  if (codebook.scheme.value.predicted) return kCodebookVersion;
+  if (!codebook.key.stats.energy.empty() || !codebook.value.stats.energy.empty()) return "1.5";
   return codebook.scheme.is_vector() ? "1.4" : codebook.scheme.is_extended() ? "1.3" : "1.2";
 }
 
@@ -150,7 +151,7 @@ EffectiveBitsQuery bits_query(const Codebook& codebook, EffectiveBitsQuery query
   int64_t codes = 0, floats = 0;
   for (const TensorCodebooks* tensor : {&codebook.key, &codebook.value}) {
     for (const uint8_t bits : tensor->group_bits) codes += bits;
-    for (const auto* transform : {&tensor->forward, &tensor->inverse}) {
+    for (const auto* transform : {&tensor->forward, &tensor->inverse, &tensor->from_key}) {
       floats += static_cast<int64_t>(transform->size()) - std::count(transform->begin(), transform->end(), 0.0f);
     }
     floats += static_cast<int64_t>(tensor->vectors.size() + tensor->rotation_mean.size());

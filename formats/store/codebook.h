@@ -88,6 +88,9 @@ struct TensorCodebooks {
   std::vector<float> forward, inverse;           ///< [L, U, N, N] below /rotation
   std::vector<float> rotation_mean;              ///< [L, U, N]
   std::vector<uint16_t> channel_order;           ///< [L, U, N] without a rotation; else empty
+  /// [L, U, N, K] Values that are predicted: times the token's decoded keys before RoPE (K channels a unit), what is
+  /// taken off before coding and added after; else empty. Format 1.6.
+  std::vector<float> from_key;
   TensorStats stats;
 };
 

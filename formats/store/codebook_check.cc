@@ -165,6 +165,7 @@ class TensorCheck {
     finite(("/rotation" + path_ + "/forward").c_str(), tensor_.forward);
     finite(("/rotation" + path_ + "/inverse").c_str(), tensor_.inverse);
     finite(("/rotation" + path_ + "/mean").c_str(), tensor_.rotation_mean);
+    finite(("/rotation" + path_ + "/from_key").c_str(), tensor_.from_key);
     const size_t n = static_cast<size_t>(tensor_.coordinates);
     for (size_t row = 0; row < tensor_.channel_order.size(); row += n) {
       std::vector<bool> seen(n);

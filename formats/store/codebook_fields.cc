@@ -30,7 +30,8 @@ CodebookField number(const char* path, const char* axes, const char* unit, std::
 }  // namespace
 
 const char* need_name(Need need) {
-  constexpr const char* kNames[] = {"always", "channel", "outliers", "qnorm", "levels", "vector", "order", "optional"};
+  constexpr const char* kNames[] = {"always", "channel", "outliers",  "qnorm",   "levels",
+                                    "vector", "order",   "predicted", "optional"};
   return kNames[static_cast<size_t>(need)];
 }
 
@@ -38,7 +39,7 @@ std::span<const CodebookField> tensor_fields() {
   constexpr const char* kHead = "layer,head";
   constexpr const char* kChannel = "layer,head,channel";
   constexpr const char* kCoordinate = "layer,unit,coordinate";
-  static const std::array<CodebookField, 39> all = {{
+  static const std::array<CodebookField, 40> all = {{
       {"bits", Element::u8, kHead, "bit", Need::levels, "1.0", nullptr, &T::bits, nullptr, nullptr},
       floats("codebook", "layer,head,code", "normalised", Need::levels, &T::codebook),
       {"norm_scale", Element::f32, kHead, "1", Need::qnorm, "1.3", &T::norm_scale, nullptr, nullptr, nullptr},
@@ -58,6 +59,8 @@ std::span<const CodebookField> tensor_fields() {
       vector("/forward", "layer,unit,coordinate,channel", "nat^0.5/element", &T::forward),
       vector("/inverse", "layer,unit,channel,coordinate", "element/nat^0.5", &T::inverse),
       vector("/mean", "layer,unit,channel", "element", &T::rotation_mean),
+      {"/from_key", Element::f32, "layer,unit,channel,key_channel", "1", Need::predicted, "1.6", &T::from_key, nullptr,
+       nullptr, nullptr},
       statistic("stats/min", kChannel, "element", &S::min),
       statistic("stats/max", kChannel, "element", &S::max),
       statistic("stats/mean", kChannel, "element", &S::mean),
@@ -97,7 +100,10 @@ std::vector<int64_t> field_extents(const CodebookField& field, const CacheShape&
   if (axes == "layer") return extents;
   if (axes.starts_with("layer,unit")) {
     extents.insert(extents.end(), {tensor.units, tensor.coordinates});
-    if (std::count(axes.begin(), axes.end(), ',') == 3) extents.push_back(tensor.coordinates);
+    const int keys = shape.kv_heads * shape.head_dim / std::max(tensor.units, 1);
+    if (std::count(axes.begin(), axes.end(), ',') == 3) {
+      extents.push_back(axes.ends_with("key_channel") ? keys : tensor.coordinates);
+    }
     return extents;
   }
   extents.push_back(shape.kv_heads);

@@ -12,13 +12,14 @@ namespace kvcc {
 
 /// When a dataset has to be there.
 enum class Need : uint8_t {
-  always,    ///< in every file
-  channel,   ///< when the tensor is scaled per channel, and only then
-  outliers,  ///< when the tensor is scaled per channel and has a sparse part, and only then
-  qnorm,     ///< when the scheme has Q-Norm, and only then
-  levels,    ///< unless the tensor's grid is vq
-  vector,    ///< when the tensor's grid is vq, and only then
-  order,     ///< when it is and has no rotation, and only then
+  always,     ///< in every file
+  channel,    ///< when the tensor is scaled per channel, and only then
+  outliers,   ///< when the tensor is scaled per channel and has a sparse part, and only then
+  qnorm,      ///< when the scheme has Q-Norm, and only then
+  levels,     ///< unless the tensor's grid is vq
+  vector,     ///< when the tensor's grid is vq, and only then
+  order,      ///< when it is and has no rotation, and only then
+  predicted,  ///< when it is predicted, and only then
   optional,
 };
 const char* need_name(Need need);

@@ -252,7 +252,8 @@ class Parser {
                             (field.need == Need::outliers && offline && out_.codebook.scheme.sparse > 0) ||
                             (field.need == Need::qnorm && out_.codebook.scheme.qnorm) ||
                             (field.need == Need::levels && !vector) || (field.need == Need::vector && vector) ||
-                            (field.need == Need::order && vector && scheme.rotation == Rotation::none);
+                            (field.need == Need::order && vector && scheme.rotation == Rotation::none) ||
+                            (field.need == Need::predicted && scheme.predicted);
       const std::string where = field_path(field, path);
       if (!required && field.need != Need::optional && tree_.contains(where)) {
         problem(where, "present though the scheme has no use for it");

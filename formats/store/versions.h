@@ -4,7 +4,7 @@
 
 namespace kvcc {
 
-constexpr const char* kCodebookVersion = "1.5";
+constexpr const char* kCodebookVersion = "1.6";
 constexpr int kActivationsVersion = 3;
 constexpr const char* kWeightsVersion = "1.0";
 
