@@ -10,7 +10,7 @@ import torch
 
 from support import BUILD, KVCC, kvcc, kvcc_json, random_ids, tiny_llama
 
-SCHEMES = ["kvcc-1", "kvcc-2-head", "kvcc-2-channels-sink4"]
+SCHEMES = ["kvcc-1", "kvcc-2-head", "kvcc-2-channels-sink4", "kvcc-1-predict"]
 WINDOW = 384
 
 
@@ -37,6 +37,7 @@ class Through:
     def __init__(self, file, kind, layer, sink):
         turn = {name: torch.from_numpy(file[f"rotation/{kind}/{name}"][layer].astype(np.float64)) for name in ("forward", "inverse", "mean")}
         self.turn, self.units, self.sink = turn, len(turn["mean"]), sink
+        self.told = None  # of values that are predicted: from the decoded keys, of which it passes no gradient on
         width, bits = file[f"{kind}/group_width"][()], file[f"{kind}/group_bits"][()]
         sizes = [sum(int(w) << int(b) for w, b in zip(width[l].ravel(), bits[l].ravel()) if w) for l in range(len(width))]
         begin = sum(sizes[:layer])
@@ -52,8 +53,9 @@ class Through:
 
     def __call__(self, x):
         flat = x[0].double()
+        told = 0 if self.told is None else self.told()
         outs = []
-        for unit, part in enumerate(flat.detach().chunk(self.units, 1)):
+        for unit, part in enumerate((flat - told).detach().chunk(self.units, 1)):
             z = (part - self.turn["mean"][unit]) @ self.turn["forward"][unit].T
             pieces = []
             for of, first, w, at, entries in self.groups:
@@ -64,7 +66,8 @@ class Through:
                 pieces.append(vectors[distance.argmin(1)])
             coded = torch.cat(pieces, 1) @ (torch.eye(z.shape[1], dtype=torch.float64) + self.added[unit]).T
             outs.append(coded @ self.turn["inverse"][unit].T + self.turn["mean"][unit])
-        out = torch.cat(outs, 1).float()
+        out = (torch.cat(outs, 1) + told).float()
+        self.coded = out.detach()
         exact = flat.detach().half().float()
         keep = (torch.arange(len(flat)) < self.sink)[:, None]
         out = torch.where(keep, exact, out)
@@ -75,6 +78,9 @@ def expected_gradients(model, path, ids):
     with h5py.File(path) as file:
         sink = int(file.attrs["scheme"].decode().split("sink=")[1].split(",")[0])
         layers = [[Through(file, kind, layer, sink) for kind in ("key", "value")] for layer in range(len(model.model.layers))]
+        if "rotation/value/from_key" in file:
+            for (keys, values), map_ in zip(layers, torch.from_numpy(file["rotation/value/from_key"][()].astype(np.float64))):
+                values.told = lambda keys=keys, map_=map_: keys.coded.double() @ map_[0].T
     batch = torch.as_tensor(ids, dtype=torch.long)[None]
     with torch.no_grad():
         wanted = torch.log_softmax(model(batch, use_cache=False).logits[0, :-1].double(), -1)

@@ -150,7 +150,7 @@ TEST(Scheme, VectorPresetsAndTheirText) {
   EXPECT_TRUE(two.is_vector() && two.needs_calibration() && two.is_extended());
   EXPECT_FALSE(two.key.is_plain());
   for (const char* name : {"kvcc-1", "kvcc-1.5", "kvcc-2", "kvcc-2.5", "kvcc-3", "kvcc-4"}) {
-    for (const char* form : {"", "-head", "-channels", "-sink0", "-head-sink4"}) {
+    for (const char* form : {"", "-predict", "-head", "-channels", "-sink0", "-head-sink4", "-predict-sink4"}) {
       const std::string text = std::string(name) + form;
       EXPECT_EQ(short_name(parse_scheme(text)), text);
       EXPECT_EQ(parse_scheme(to_string(parse_scheme(text))), parse_scheme(text));
@@ -158,6 +158,10 @@ TEST(Scheme, VectorPresetsAndTheirText) {
     }
   }
   EXPECT_EQ(parse_scheme("kvcc-2-head").key.rotation, Rotation::fklt_head);
+  EXPECT_EQ(to_string(parse_scheme("kvcc-2-predict")), to_string(two) + ",v-predict=key");
+  EXPECT_THAT(scheme_json(parse_scheme("kvcc-2-predict")),
+              ::testing::HasSubstr(R"("rotate":"fklt-layer","predict":"key"})"));
+  EXPECT_EQ(parse_scheme(to_string(two) + ",v-predict=none"), two);
   EXPECT_EQ(parse_scheme("kvcc-2-channels").key.width, 4);
   EXPECT_EQ(parse_scheme("kvcc-3-channels").key.width, 2);
   EXPECT_EQ(nominal_bits(two), 2.05);
@@ -181,8 +185,17 @@ TEST(Scheme, RefusesVectorsThatMeanNothing) {
         "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=2,codebook=layer",  //
         "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=2,sparse=1%",       //
         "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-rotate=hadamard,v-width=4,budget=2",         //
-        "k=int4@postrope/token,v=int4@token,k-rotate=fklt-head", "k=int4@postrope/token,v=int4@token,k-width=2",
-        "kvcc-nuq4-budget", "k=int4@postrope/token,v=int4@token,budget=4", "kvcc-2-layer", "kvcc-5"}) {
+        "k=int4@postrope/token,v=int4@token,k-rotate=fklt-head",
+        "k=int4@postrope/token,v=int4@token,k-width=2",
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-layer,v-rotate=fklt-layer,k-predict=key",
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-layer,v-rotate=fklt-layer,v-predict=yes",
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-head,v-rotate=fklt-layer,v-predict=key",
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-head,v-rotate=fklt-head,v-predict=key",
+        "k=int4@postrope/token,v=int4@token,v-predict=key",
+        "kvcc-nuq4-budget",
+        "k=int4@postrope/token,v=int4@token,budget=4",
+        "kvcc-2-layer",
+        "kvcc-5"}) {
     EXPECT_THROW(parse_scheme(bad), Error) << bad;
   }
   const std::string open = "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,k-width=4,v-width=4,budget=";

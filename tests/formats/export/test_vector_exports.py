@@ -12,7 +12,7 @@ from support import kvcc, kvcc_json
 HEADS = 2
 
 
-@pytest.fixture(params=["kvcc-2-head", "kvcc-3-channels", "kvcc-2"])
+@pytest.fixture(params=["kvcc-2-head", "kvcc-3-channels", "kvcc-2", "kvcc-2-predict"])
 def artifact(request, tmp_path):
     return make(tmp_path / "a.kvcb", request.param)
 
@@ -34,10 +34,12 @@ def same(found, wanted):
 def test_arrays_come_back_to_the_byte(artifact):
     wanted, attributes = datasets(artifact)
     assert {"key/group_width", "value/vectors", "rotation/key/forward", "rotation/value/inverse", "rotation/key/mean"} <= set(wanted)
+    predicted = "rotation/value/from_key" in wanted
     out, _ = export(artifact, "safetensors")
     with safe_open(out, "numpy") as file:
         same({name: file.get_tensor(name) for name in file.keys()}, wanted)
-        assert file.metadata()["format_version"] == "1.5" and "vq10" in file.metadata()["scheme"]
+        assert file.metadata()["format_version"] == ("1.6" if predicted else "1.5") and "vq10" in file.metadata()["scheme"]
+        assert ("from_key" in file.metadata()["export.value_scale"]) == predicted == ("v-predict=key" in file.metadata()["scheme"])
         assert file.metadata()["export.key_scale"].startswith("none; decoded = rotation inverse z + mean")
     kvcc("validate", out)
     out, _ = export(artifact, "npz")

@@ -177,6 +177,10 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
   if (out.scheme.is_vector()) {
     make_vectors(out.key, out.scheme.key, layers, shape.kv_heads, shape.head_dim, 0.5f);
     make_vectors(out.value, out.scheme.value, layers, shape.kv_heads, shape.value_head_dim, 0.75f);
+    if (out.scheme.value.predicted) {
+      const size_t keys = static_cast<size_t>(shape.kv_heads) * shape.head_dim;
+      out.value.from_key = ramp(layers * keys * shape.kv_heads * shape.value_head_dim, -0.25f, 0.001f);
+    }
     out.provenance.held_out = 2;
   }
   if (out.scheme.qnorm) {

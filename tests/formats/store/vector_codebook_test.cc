@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -69,6 +70,43 @@ TEST(VectorCodebook, ChannelsAreEachThereOnce) {
   book = made::codebook("kvcc-3-channels");
   book.key.channel_order.clear();
   EXPECT_THROW(write_codebook(folder / "b.kvcb", book), Error);
+}
+
+/// Values that are predicted: the map is there, finite, of the keys' extents, counted, and nowhere else.
+TEST(VectorCodebook, PredictionIsThereWhereTheSchemeHasIt) {
+  const TemporaryFolder folder;
+  Codebook book = made::codebook("kvcc-2-predict");
+  write_codebook(folder / "a.kvcb", book);
+  EXPECT_EQ(book.format_version, "1.6");
+  const Codebook read = read_codebook(folder / "a.kvcb");
+  EXPECT_EQ(read.value.from_key, book.value.from_key);
+  EXPECT_EQ(read.value.from_key.size(), 3u * 12 * 16);
+  EXPECT_TRUE(read.key.from_key.empty());
+  Codebook without = made::codebook("kvcc-2");
+  write_codebook(folder / "b.kvcb", without);
+  EXPECT_NE(without.format_version, "1.6");
+  const auto zeros = std::count(book.value.from_key.begin(), book.value.from_key.end(), 0.0f);
+  EXPECT_EQ(bits_query(book).vector_bytes - bits_query(without).vector_bytes,
+            4 * (static_cast<int64_t>(book.value.from_key.size()) - zeros));
+  const auto refused = [&](Codebook broken, const char* message) {
+    try {
+      write_codebook(folder / "c.kvcb", broken);
+      ADD_FAILURE() << "written without: " << message;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr(message));
+    }
+  };
+  without.value.from_key = book.value.from_key;
+  refused(without, "/rotation/value/from_key: present though the scheme has no use for it");
+  Codebook broken = book;
+  broken.value.from_key.clear();
+  refused(broken, "/rotation/value/from_key: missing");
+  broken = book;
+  broken.value.from_key.pop_back();
+  refused(broken, "/rotation/value/from_key: 575 values; wanted 576");
+  broken = book;
+  broken.value.from_key[7] = std::numeric_limits<float>::quiet_NaN();
+  refused(broken, "/rotation/value/from_key: nan at 7");
 }
 
 TEST(VectorCodebook, OffsetsAndAccounting) {

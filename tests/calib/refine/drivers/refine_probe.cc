@@ -34,8 +34,10 @@ void run(const char* const* arguments) {
   const std::vector<int32_t> ids = read_ids(arguments[3]);
   std::vector<TensorTuner> tuners;
   tuners.reserve(2 * book.layer_index.size());
-  Tuners by_layer{std::vector<TensorTuner*>(decoder.layers()), std::vector<TensorTuner*>(decoder.layers())};
+  Tuners by_layer{std::vector<TensorTuner*>(decoder.layers()), std::vector<TensorTuner*>(decoder.layers()), {}};
+  if (book.scheme.value.predicted) by_layer.prediction.resize(decoder.layers());
   for (size_t row = 0; row < book.layer_index.size(); ++row) {
+    if (book.scheme.value.predicted) by_layer.prediction.at(book.layer_index[row]) = key_prediction(book, row);
     for (const CacheTensor tensor : {CacheTensor::key, CacheTensor::value}) {
       tuners.emplace_back(vector_quantiser(book, row, tensor), book.scheme.sink, book.scheme.residual, true);
       (tensor == CacheTensor::key ? by_layer.key : by_layer.value).at(book.layer_index[row]) = &tuners.back();
