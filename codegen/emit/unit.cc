@@ -64,10 +64,19 @@ std::string configs_text(const KernelSpec& spec, const Templates& templates) {
 }  // namespace
 
 const std::vector<std::string>& template_names() {
-  static const std::vector<std::string> names = {
-      "kernel.cu.in",     "kernel_tensor.cu.in",     "kernel_attention.cu.in",  "kernel_copy.cu.in",
-      "kernel_cpu.cc.in", "kernel_cpu_config.cc.in", "kernel_cpu_tensor.cc.in", "kernel_cpu_library.cc.in",
-      "header.h.in",      "header_tensor.h.in",      "header_cpu.h.in"};
+  static const std::vector<std::string> names = {"kernel.cu.in",
+                                                 "kernel_tensor.cu.in",
+                                                 "kernel_attention.cu.in",
+                                                 "kernel_copy.cu.in",
+                                                 "kernel_vector.cu.in",
+                                                 "kernel_cpu.cc.in",
+                                                 "kernel_cpu_config.cc.in",
+                                                 "kernel_cpu_tensor.cc.in",
+                                                 "kernel_cpu_library.cc.in",
+                                                 "header.h.in",
+                                                 "header_tensor.h.in",
+                                                 "header_vectors.h.in",
+                                                 "header_cpu.h.in"};
   return names;
 }
 
@@ -82,6 +91,21 @@ std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Te
   for (const Entry& entry : entries_of(spec)) {
     entries += fmt::format("{}KVCC_KERNEL({},\n            kvcc::device::{}<{}_unit::Config>)",
                            entries.empty() ? "" : "\n", entry.symbol, entry.body, spec.symbol);
+  }
+  if (spec.configuration.layout == Layout::vector) {
+    const Configuration& c = spec.configuration;
+    return fill(templates.at("kernel_vector.cu.in"),
+                {{"tool_version", tool_version},
+                 {"header", header_of(spec)},
+                 {"symbol", spec.symbol},
+                 {"head_dim", std::to_string(c.head_dim)},
+                 {"rotary_dim", std::to_string(c.rotary_dim)},
+                 {"group_tile", std::to_string(c.group_tile)},
+                 {"transform", c.transform ? "true" : "false"},
+                 {"rope", rope_text(c.rope)},
+                 {"dtype", std::string(to_text(c.dtype))},
+                 {"entries", entries}},
+                "kernel_vector.cu.in");
   }
   const std::map<std::string, std::string> values = {
       {"tool_version", tool_version},

@@ -19,6 +19,11 @@ TensorConfiguration tensor_of(const Artifact& artifact, bool keys, int bits) {
   const TensorScheme& scheme = keys ? artifact.scheme.key : artifact.scheme.value;
   TensorConfiguration t;
   t.grid = scheme.grid;
+  if (t.grid == Grid::vector) {
+    t.head_dim = keys ? artifact.shape.head_dim : artifact.shape.value_head_dim;
+    t.transform = (keys ? artifact.key_vectors : artifact.value_vectors).transform;
+    return t;
+  }
   t.bits = bits;
   t.mixed = is_mixed(keys ? artifact.key : artifact.value);
   t.axis = scheme.axis;
@@ -56,7 +61,7 @@ std::string overflow(const Artifact& artifact, bool keys, double limit) {
 
 std::set<std::pair<int, int>> widths_of(const Artifact& artifact, Family family) {
   std::set<std::pair<int, int>> widths;
-  if (family == Family::copy_pages) return {{0, 0}};
+  if (family == Family::copy_pages || artifact.scheme.is_vector()) return {{0, 0}};
   const TensorTables& tables = of_keys(family) ? artifact.key : artifact.value;
   for (size_t row = 0; row < tables.bits.size(); ++row) {
     widths.emplace(tables.bits[row], family == Family::attention ? artifact.value.bits[row] : 0);

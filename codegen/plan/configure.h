@@ -10,7 +10,8 @@
 
 namespace kvcc::codegen {
 
-/// Widths that some head of the family's tensor has; of attention pairs of its keys' and values'. Else second is 0.
+/// Widths that some head of the family's tensor has; of attention pairs of its keys' and values'. Else second is 0; of
+/// vector codebooks, whose units serve all widths, both are.
 std::set<std::pair<int, int>> widths_of(const Artifact& artifact, Family family);
 
 /// The family's configuration for one of widths_of(). Choices that the family does not depend on keep their neutral

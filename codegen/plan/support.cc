@@ -22,6 +22,16 @@ std::string names_of(const std::vector<E>& values) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+/// Of vector codebooks, whose lists have neither bits nor scales.
+void add_missing_vector(const Choices& list, const TensorConfiguration& t, std::vector<std::string>& reasons) {
+  if (!has(list.transforms, t.transform)) {
+    reasons.push_back(fmt::format("has no units {} a transform", t.transform ? "with" : "without"));
+  }
+  if (!has(list.head_dims, t.head_dim)) {
+    reasons.push_back(fmt::format("has no head dimension {} (it has {})", t.head_dim, fmt::join(list.head_dims, ", ")));
+  }
+}
+
 void add_missing(const Choices& list, const TensorConfiguration& t, const std::string& whose,
                  std::vector<std::string>& reasons) {
   if (!has(list.bits, t.bits)) {
@@ -42,9 +52,16 @@ void add_missing(const Choices& list, const TensorConfiguration& t, const std::s
 std::vector<std::string> missing(const Configuration& c, Machine machine) {
   if (c.family == Family::copy_pages) return {};
   if (c.layout == Layout::linear && c.family == Family::attention) return {"has no attention (layout mma-1 has it)"};
+  if (c.layout == Layout::vector && c.family == Family::attention) {
+    return {"has no attention (key_scores and value_mix serve it)"};
+  }
   const Choices& list = choices(c.layout, c.family);
   std::vector<std::string> reasons;
-  add_missing(list, c, "", reasons);
+  if (c.layout == Layout::vector) {
+    add_missing_vector(list, c, reasons);
+  } else {
+    add_missing(list, c, "", reasons);
+  }
   if (c.family == Family::attention) {
     add_missing(list, c.value, "values of ", reasons);
     if (c.value.head_dim != c.head_dim) {
@@ -63,7 +80,7 @@ std::vector<std::string> missing(const Configuration& c, Machine machine) {
     reasons.push_back(fmt::format("has no rotation of {} channels of {} (it takes a multiple of {})", c.rotary_dim,
                                   c.head_dim, step));
   }
-  if (c.layout == Layout::linear) {
+  if (c.layout != Layout::mma) {
     if (c.group_tile < 1 || c.group_tile > KVCC_MAX_GROUP_TILE) {
       reasons.push_back(
           fmt::format("has no tile of {} query heads (it takes at most {})", c.group_tile, int{KVCC_MAX_GROUP_TILE}));

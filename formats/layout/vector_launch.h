@@ -56,6 +56,67 @@ typedef struct KvccVectorTensor {
   const float* planes;
 } KvccVectorTensor;
 
+/* The arrays of one layer's tensor, as kvcc compile writes them into kvcc_NAME_vectors.bin: members of KvccVectorTensor
+ * in order, after the head_words of KvccCache. */
+enum {
+  KVCC_VECTOR_HEAD_WORDS,
+  KVCC_VECTOR_TOKEN_BITS,
+  KVCC_VECTOR_FIRST_QUAD,
+  KVCC_VECTOR_QUADS,
+  KVCC_VECTOR_TABLES,
+  KVCC_VECTOR_PLACES,
+  KVCC_VECTOR_PLACE,
+  KVCC_VECTOR_CONSTANT,
+  KVCC_VECTOR_INVERSE,
+  KVCC_VECTOR_ACTIVE,
+  KVCC_VECTOR_MEAN,
+  KVCC_VECTOR_ACTIVE_MEAN,
+  KVCC_VECTOR_FORWARD,
+  KVCC_VECTOR_FORWARD_MEAN,
+  KVCC_VECTOR_FIRST_GROUP,
+  KVCC_VECTOR_GROUPS,
+  KVCC_VECTOR_PLANES,
+  KVCC_VECTOR_ARRAYS /* their number */
+};
+
+/* Points a layer's tensor and head words into the file's bytes: `bytes` is where they lie for who reads them (of
+ * kernels, in the device's memory, 128-byte aligned), `places` where the arrays begin, -1 for one that there is not. */
+KVCC_LAUNCH_FN void kvcc_vector_point(KvccVectorTensor* tensor, KvccCache* cache, const void* bytes,
+                                      const int64_t* places, int32_t head_dim, int32_t transform) {
+  const char* const from = (const char*)bytes;
+  const void* at[KVCC_VECTOR_ARRAYS];
+  int32_t i;
+  for (i = 0; i < KVCC_VECTOR_ARRAYS; ++i) at[i] = places[i] < 0 ? (const void*)0 : (const void*)(from + places[i]);
+  tensor->head_dim = head_dim;
+  tensor->transform = transform;
+  tensor->token_bits = (const int32_t*)at[KVCC_VECTOR_TOKEN_BITS];
+  tensor->first_quad = (const int32_t*)at[KVCC_VECTOR_FIRST_QUAD];
+  tensor->quads = (const KvccVectorQuad*)at[KVCC_VECTOR_QUADS];
+  tensor->tables = (const float*)at[KVCC_VECTOR_TABLES];
+  tensor->places = (const int32_t*)at[KVCC_VECTOR_PLACES];
+  tensor->place = (const int32_t*)at[KVCC_VECTOR_PLACE];
+  tensor->constant = (const float*)at[KVCC_VECTOR_CONSTANT];
+  tensor->inverse = (const float*)at[KVCC_VECTOR_INVERSE];
+  tensor->active = (const float*)at[KVCC_VECTOR_ACTIVE];
+  tensor->mean = (const float*)at[KVCC_VECTOR_MEAN];
+  tensor->active_mean = (const float*)at[KVCC_VECTOR_ACTIVE_MEAN];
+  tensor->forward = (const float*)at[KVCC_VECTOR_FORWARD];
+  tensor->forward_mean = (const float*)at[KVCC_VECTOR_FORWARD_MEAN];
+  tensor->first_group = (const int32_t*)at[KVCC_VECTOR_FIRST_GROUP];
+  tensor->groups = (const KvccVectorGroup*)at[KVCC_VECTOR_GROUPS];
+  tensor->planes = (const float*)at[KVCC_VECTOR_PLANES];
+  cache->head_words = (const uint32_t*)at[KVCC_VECTOR_HEAD_WORDS];
+}
+
+/* Bytes of a page, whose tiles take `code_words` 32-bit words together; one without codes has 128 all the same. */
+KVCC_LAUNCH_FN int64_t kvcc_vector_page_bytes(int32_t code_words) {
+  return code_words == 0 ? 128 : ((int64_t)code_words * 4 + 127) / 128 * 128;
+}
+
+/* Grids are those of the families' params in launch.h and mma_launch.h, given a pointer to the first member:
+ * kvcc_grid_mma_pack(&p->pack), kvcc_grid_key_scores(&p->scores, head_dim), kvcc_grid_value_mix(&p->mix),
+ * kvcc_grid_value_merge(&p->mix, head_dim), kvcc_grid_dequantise(&p->dequantise, head_dim). */
+
 /* Parameters of the kernels for GPUs, passed by value; pointers of `tensor` are the device's. Rotary tables are those
  * of linear-1 (KvccKeyScoresParams). */
 typedef struct KvccVectorPackParams {

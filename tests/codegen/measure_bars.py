@@ -1,4 +1,4 @@
-"""Rewrites the bars of the shipped rows (kernels/list, layout mma-1) with what they need now on any architecture: registers in steps of
+"""Rewrites the bars of the shipped rows (kernels/list, layouts mma-1 and vector-1) with what they need now on any architecture: registers in steps of
 8, as multiprocessors hand them out, and shared memory. For whoever changes the kernels; what it changes shows in git. A row that does
 not compile, or spills with as many blocks on a multiprocessor as its body states, keeps its bars and is named.
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 ARCHS = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
 LISTS = {"mma_pack_key": "pack_key", "mma_pack_value": "pack_value", "attention": "attention", "mma_key_scores": "key_scores",
-         "mma_value_mix": "value_mix", "mma_dequantise_key": "dequantise_key", "mma_dequantise_value": "dequantise_value"}
+         "mma_value_mix": "value_mix", "mma_dequantise_key": "dequantise_key", "mma_dequantise_value": "dequantise_value",
+         **{f"vector_{family}": family for family in ("pack_key", "pack_value", "key_scores", "value_mix", "dequantise_key", "dequantise_value")}}
 
 
 def measure(build, cache):
@@ -40,15 +41,17 @@ def name_of(family, row):
         keys = tensor(row["key_bits"], row["key_axis"], row["head_dim"], row["key_sparse"])
         values = tensor(row["value_bits"], row["value_axis"], row["head_dim"], row["value_sparse"])
         return f"attention_{keys}_{turned}_v_{values}_g{row['group_tile']}_{row['dtype']}__mma1"
-    text = f"{family}_" + tensor(row["bits"], row["axis"], row["head_dim"], row["sparse"])
+    vector = "form" in row
+    text = f"{family}_vq_{row['form']}_d{row['head_dim']}" if vector else f"{family}_" + tensor(row["bits"], row["axis"], row["head_dim"], row["sparse"])
     if family == "key_scores":
         text += "_" + turned
     if family in ("key_scores", "value_mix"):
         text += f"_g{row['group_tile']}"
-    return text + f"_{row['dtype']}__mma1"
+    return text + f"_{row['dtype']}__{'vector1' if vector else 'mma1'}"
 
 
 MEMBERS = {"KVCC_SHIP": "bits head_dim axis sparse rope rotary_dim group_tile dtype registers shared_bytes".split(),
+           "KVCC_SHIP_VECTOR": "form head_dim rope rotary_dim group_tile dtype registers shared_bytes".split(),
            "KVCC_SHIP_ATTENTION": ("key_bits key_axis key_sparse value_bits value_axis value_sparse head_dim rope rotary_dim group_tile "
                                    "dtype registers shared_bytes").split()}
 
@@ -65,7 +68,7 @@ def main():
                 row["registers"], row["shared_bytes"] = map(str, most.pop(name))
             return f"{match[1]}({', '.join(row.values())})"
         path = folder / f"{stem}.inc"
-        path.write_text(re.sub(r"(KVCC_SHIP(?:_ATTENTION)?)\((\d[^)]*)\)", rewrite, path.read_text()))
+        path.write_text(re.sub(r"(KVCC_SHIP(?:_ATTENTION|_VECTOR)?)\((\w+,[^)]*)\)", rewrite, path.read_text()))
     path = folder / "copy_pages.inc"
     path.write_text(re.sub(r"(KVCC_SHIP_COPY)\(\d+\)", rf"\1({most.pop('copy_pages__any')[0]})", path.read_text()))
     if most:
