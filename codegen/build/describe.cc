@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "codegen/build/compile.h"
+#include "formats/codec/vector_fragments.h"
 #include "formats/codec/vector_tables.h"
 #include "formats/core/error.h"
 
@@ -29,7 +30,8 @@ VectorQuantiser quantiser_of(const TensorCodebooks& stored, const CacheShape& sh
 }
 
 /// One unit serves all layers: where one needs a transform, all are given it.
-VectorArrays describe_vectors(const TensorCodebooks& stored, const CacheShape& shape, int dim, std::string& bytes) {
+VectorArrays describe_vectors(const TensorCodebooks& stored, const CacheShape& shape, int dim, FragmentsOf of,
+                              std::string& bytes) {
   using Form = VectorTables::Form;
   std::vector<VectorTables> layers;
   VectorArrays arrays;
@@ -41,9 +43,19 @@ VectorArrays describe_vectors(const TensorCodebooks& stored, const CacheShape& s
     if (arrays.transform && layers[l].tensor().transform == 0) {
       layers[l] = VectorTables(quantiser_of(stored, shape, dim, l), Form::transform);
     }
+    arrays.steps = std::max(arrays.steps, fragment_steps(layers[l].tensor(), shape.kv_heads, of));
+    for (int h = 0; h < shape.kv_heads; ++h) {
+      arrays.token_bits = std::max(arrays.token_bits, layers[l].tensor().token_bits[h]);
+    }
+  }
+  for (int l = 0; l < shape.layers; ++l) {
+    const VectorFragments fragments = make_fragments(layers[l].tensor(), shape.kv_heads, of, arrays.steps);
+    arrays.table_bytes = std::max(arrays.table_bytes, fragments.table_bytes);
+    arrays.greatest = std::max(arrays.greatest, fragments.greatest);
     arrays.code_words.push_back(static_cast<int32_t>(layers[l].code_words()));
     arrays.head_words.push_back(layers[l].head_words());
     arrays.places.push_back(layers[l].append_to(bytes));
+    fragments.append_to(bytes, arrays.places.back());
   }
   return arrays;
 }
@@ -68,8 +80,9 @@ Artifact describe(const Codebook& codebook, const std::string& name) {
   }
   try {
     const CacheShape& shape = artifact.shape;
-    artifact.key_vectors = describe_vectors(codebook.key, shape, shape.head_dim, artifact.vectors);
-    artifact.value_vectors = describe_vectors(codebook.value, shape, shape.value_head_dim, artifact.vectors);
+    artifact.key_vectors = describe_vectors(codebook.key, shape, shape.head_dim, FragmentsOf::keys, artifact.vectors);
+    artifact.value_vectors =
+        describe_vectors(codebook.value, shape, shape.value_head_dim, FragmentsOf::values, artifact.vectors);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::usage) throw;
     throw Error(ErrorKind::usage, name + ", " + error.place(), error.found(), error.wanted(), error.hint());

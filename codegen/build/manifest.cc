@@ -13,6 +13,10 @@ void add_tensor(const TensorConfiguration& t, int tail, nlohmann::ordered_json& 
   if (t.grid == Grid::vector) {
     json["transform"] = t.transform;
     json["head_dim"] = t.head_dim;
+    if (t.steps == 0) return;
+    json["steps"] = t.steps;
+    json["token_bits"] = t.token_bits;
+    json["table_kib"] = t.table_kib;
     return;
   }
   json["bits"] = t.bits;

@@ -99,7 +99,22 @@ std::vector<Entry> vector_entries(const Configuration& c, Entry entry) {
       entry.grid_rule = "kvcc_grid_mma_pack";
       entry.tokens_per_block = KVCC_PAGE_TOKENS;
       return {entry};
+    case Family::attention:
+      entry.params = "KvccVectorAttentionParams";
+      entry.body = "VectorAttention";
+      entry.grid_rule = "kvcc_grid_mma_attention";
+      entry.tokens_per_block = KVCC_PAGE_TOKENS;
+      entry.splits = "host";
+      return {entry, beside(entry, "_merge", "VectorAttentionMerge", "kvcc_grid_mma_attention_merge", 0)};
     case Family::key_scores:
+      if (c.steps > 0) {
+        entry.params = "KvccVectorMmaKeyScoresParams";
+        entry.body = "VectorMmaKeyScores";
+        entry.grid_rule = "kvcc_grid_mma_key_scores";
+        entry.tokens_per_block = KVCC_PAGE_TOKENS;
+        entry.splits = "host";
+        return {entry};
+      }
       entry.params = "KvccVectorKeyScoresParams";
       entry.body = "VectorKeyScores";
       entry.grid_rule = "kvcc_grid_key_scores";
@@ -149,6 +164,8 @@ std::string header_of(const KernelSpec& spec) {
       case Family::pack_value:
         return device("vector_pack");
       case Family::key_scores:
+        return device(c.steps > 0 ? "vector_mma_key_scores" : "vector_key_scores");
+      case Family::attention:
       case Family::value_mix:
         return device("vector_" + std::string(to_text(c.family)));
       default:

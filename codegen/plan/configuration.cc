@@ -135,7 +135,7 @@ const std::vector<Family>& families() {
 std::vector<Family> families_of(Layout layout) {
   std::vector<Family> result;
   for (const Family family : families()) {
-    if (layout == Layout::mma || family != Family::attention) result.push_back(family);
+    if (layout != Layout::linear || family != Family::attention) result.push_back(family);
   }
   return result;
 }
@@ -152,6 +152,7 @@ std::string name(const Configuration& c) {
   const auto add_tensor = [&](const TensorConfiguration& t) {
     if (t.grid == Grid::vector) {
       text += fmt::format("_{}_{}_d{}", to_text(t.grid), text_of(kForms, t.transform), t.head_dim);
+      if (t.steps > 0) text += fmt::format("_s{}_b{}_t{}", t.steps, t.token_bits, t.table_kib);
       return;
     }
     text += fmt::format("_{}{}{}_{}_d{}_{}", to_text(t.grid), t.bits, t.mixed ? "mixed" : "", to_text(t.axis),
@@ -188,6 +189,12 @@ Configuration parse_configuration(std::string_view text) {
       t.transform = in.one_of(kForms, "head or channels");
       in.want("_d");
       t.head_dim = in.number("a head dimension", 65536);
+      if (!in.eat("_s")) return;
+      t.steps = in.number("steps", 65536);
+      in.want("_b");
+      t.token_bits = in.number("bits of a token", 65536);
+      in.want("_t");
+      t.table_kib = in.number("KiB of tables", 65536);
       return;
     }
     t.bits = in.number("bits, 1 to 8", 8);

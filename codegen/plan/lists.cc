@@ -20,6 +20,8 @@ namespace {
 #define KVCC_SHIP_ATTENTION(...)
 #define KVCC_FORM(name) list.transforms.push_back(std::string_view(#name) == "head");
 #define KVCC_SHIP_VECTOR(...)
+#define KVCC_SHIP_VECTOR_MMA(...)
+#define KVCC_SHIP_VECTOR_ATTENTION(...)
 Choices linear_pack_key() {
   Choices list;
 #include "kernels/list/pack_key.inc"
@@ -115,6 +117,16 @@ Choices vector_dequantise_value() {
 #include "kernels/list/vector_dequantise_value.inc"
   return list;
 }
+Choices vector_mma_key_scores() {
+  Choices list;
+#include "kernels/list/vector_mma_key_scores.inc"
+  return list;
+}
+Choices vector_attention() {
+  Choices list;
+#include "kernels/list/vector_attention.inc"
+  return list;
+}
 #undef KVCC_BITS
 #undef KVCC_HEAD_DIM
 #undef KVCC_SCALE
@@ -124,6 +136,8 @@ Choices vector_dequantise_value() {
 #undef KVCC_SHIP_ATTENTION
 #undef KVCC_FORM
 #undef KVCC_SHIP_VECTOR
+#undef KVCC_SHIP_VECTOR_MMA
+#undef KVCC_SHIP_VECTOR_ATTENTION
 
 /// The rows, as the lists have them.
 Shipped row(Family family, TensorConfiguration tensor, TensorConfiguration value, RopeKind rope, int rotary_dim,
@@ -164,6 +178,22 @@ std::vector<Shipped> read_shipped() {
       row(family, {Grid::vector, 0, false, Axis::channel, head_dim, Sparse::none, std::string_view(#form) == "head"}, \
           {}, RopeKind::rope, rotary_dim, group_tile, Dtype::dtype, registers, shared_bytes));                        \
   rows.back().configuration.layout = Layout::vector;
+#define KVCC_SHIP_VECTOR_MMA(form, head_dim, steps, token_bits, table_kib, rope, rotary_dim, group_tile, dtype, \
+                             registers, shared_bytes)                                                           \
+  rows.push_back(row(family,                                                                                    \
+                     {Grid::vector, 0, false, Axis::channel, head_dim, Sparse::none,                            \
+                      std::string_view(#form) == "head", steps, token_bits, table_kib},                         \
+                     {}, RopeKind::rope, rotary_dim, group_tile, Dtype::dtype, registers, shared_bytes));       \
+  rows.back().configuration.layout = Layout::vector;
+#define KVCC_SHIP_VECTOR_ATTENTION(key_form, key_steps, key_bits, key_kib, value_form, value_steps, value_bits,       \
+                                   value_kib, head_dim, rope, rotary_dim, group_tile, dtype, registers, shared_bytes) \
+  rows.push_back(row(family,                                                                                          \
+                     {Grid::vector, 0, false, Axis::channel, head_dim, Sparse::none,                                  \
+                      std::string_view(#key_form) == "head", key_steps, key_bits, key_kib},                           \
+                     {Grid::vector, 0, false, Axis::channel, head_dim, Sparse::none,                                  \
+                      std::string_view(#value_form) == "head", value_steps, value_bits, value_kib},                   \
+                     RopeKind::rope, rotary_dim, group_tile, Dtype::dtype, registers, shared_bytes));                 \
+  rows.back().configuration.layout = Layout::vector;
 #define KVCC_SHIP_COPY(registers)                                                      \
   rows.push_back(row(family, {}, {}, RopeKind::none, 0, 1, Dtype::f16, registers, 0)); \
   rows.back().configuration.layout = Layout::any;
@@ -188,6 +218,9 @@ std::vector<Shipped> read_shipped() {
 #include "kernels/list/vector_pack_value.inc"
   family = Family::key_scores;
 #include "kernels/list/vector_key_scores.inc"
+#include "kernels/list/vector_mma_key_scores.inc"
+  family = Family::attention;
+#include "kernels/list/vector_attention.inc"
   family = Family::value_mix;
 #include "kernels/list/vector_value_mix.inc"
   family = Family::dequantise_key;
@@ -204,6 +237,8 @@ std::vector<Shipped> read_shipped() {
 #undef KVCC_SHIP_COPY
 #undef KVCC_FORM
 #undef KVCC_SHIP_VECTOR
+#undef KVCC_SHIP_VECTOR_MMA
+#undef KVCC_SHIP_VECTOR_ATTENTION
   return rows;
 }
 
@@ -237,6 +272,11 @@ const Choices& choices(Layout layout, Family family) {
   }
   throw Error(ErrorKind::usage, fmt::format("layout {}", to_text(layout)), fmt::format("no family {}", to_text(family)),
               "a family of the layout");
+}
+
+const Choices& tensor_core_choices(Family family) {
+  static const Choices key_scores = vector_mma_key_scores(), attention = vector_attention();
+  return family == Family::attention ? attention : key_scores;
 }
 
 const std::vector<Shipped>& shipped() {

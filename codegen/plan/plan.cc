@@ -180,9 +180,21 @@ Plan plan(const Artifact& artifact, const Targets& targets) {
       result.skipped.push_back({family, std::move(reason)});
       continue;
     }
+    bool tensor_cores = false;
+    if (result.layout == Layout::vector && takes_rope(family)) {
+      const std::string obstacle = obstacle_to_tensor_cores(artifact, targets, family);
+      tensor_cores = obstacle.empty();
+      if (!tensor_cores && family == Family::attention) {
+        result.skipped.push_back({family, "it " + obstacle});
+        continue;
+      }
+      if (!tensor_cores)
+        result.layout_reason = fmt::format("{} is scalar: on tensor cores it {}", to_text(family), obstacle);
+    }
     for (const Machine machine : targets.machines()) {
       for (const auto& widths : widths_of(artifact, family)) {
-        const Configuration c = configure(artifact, result.layout, family, dtype_of(targets, machine), widths);
+        const Configuration c =
+            configure(artifact, result.layout, family, dtype_of(targets, machine), widths, tensor_cores);
         result.kernels.push_back(specify(artifact, c, machine));
       }
     }

@@ -24,6 +24,10 @@ struct TensorTables {
 
 /// Vector codebooks of one tensor: how its pages are made, and where its arrays lie in Artifact::vectors.
 struct VectorArrays {
+  int steps = 0;                                                ///< of KvccVectorTensor::slots, of every layer
+  int token_bits = 0;                                           ///< of the head and layer with most
+  int table_bytes = 0;                                          ///< of the fp16 tables of the head with most
+  double greatest = 0;                                          ///< magnitude that a decoded channel can have
   bool transform = false;                                       ///< of every layer
   std::vector<int32_t> code_words;                              ///< [L] 32-bit words of codes in a page
   std::vector<std::vector<uint32_t>> head_words;                ///< [L][H] words before each head's codes

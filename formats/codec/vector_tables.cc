@@ -104,18 +104,19 @@ VectorTables::VectorTables(const VectorQuantiser& q, Form form)
              forward_mean_.data(),
              first_group_.data(),
              groups_.data(),
-             planes_.data()};
+             planes_.data(),
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr};
 }
 
 std::array<int64_t, KVCC_VECTOR_ARRAYS> VectorTables::append_to(std::string& bytes) const {
   std::array<int64_t, KVCC_VECTOR_ARRAYS> places;
   places.fill(-1);
-  const auto append = [&](int array, const auto& values) {
-    if (values.empty()) return;
-    bytes.resize((bytes.size() + kArrayAlign - 1) / kArrayAlign * kArrayAlign, '\0');
-    places[array] = static_cast<int64_t>(bytes.size());
-    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
-  };
+  const auto append = [&](int array, const auto& values) { places[array] = append_array(bytes, values); };
   append(KVCC_VECTOR_HEAD_WORDS, head_words_);
   append(KVCC_VECTOR_TOKEN_BITS, token_bits_);
   append(KVCC_VECTOR_FIRST_QUAD, first_quad_);

@@ -11,6 +11,18 @@
 
 namespace kvcc {
 
+/// Arrays that kernels read begin at multiples of as many bytes.
+constexpr size_t kVectorArrayAlign = 128;
+/// Appends an array, and says where it begins; -1 for an empty one.
+template <class T>
+int64_t append_array(std::string& bytes, const std::vector<T>& values) {
+  if (values.empty()) return -1;
+  bytes.resize((bytes.size() + kVectorArrayAlign - 1) / kVectorArrayAlign * kVectorArrayAlign, '\0');
+  const auto place = static_cast<int64_t>(bytes.size());
+  bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+  return place;
+}
+
 /// Owns what tensor() points to; read only from then on. Units that share one may run in any number of threads.
 class VectorTables {
  public:
@@ -30,10 +42,9 @@ class VectorTables {
   const std::vector<uint32_t>& head_words() const { return head_words_; }
   uint32_t code_words() const { return code_words_; }
 
-  /// Appends to `bytes` all that tensor() points to, and head_words(), each array on a multiple of kArrayAlign bytes.
+  /// Appends to `bytes` all that tensor() points to, and head_words(), by append_array().
   /// Where they begin, by KVCC_VECTOR_… (vector_launch.h); -1: the tensor has no such array.
   std::array<int64_t, KVCC_VECTOR_ARRAYS> append_to(std::string& bytes) const;
-  static constexpr size_t kArrayAlign = 128;
 
  private:
   /// Channels that each group of a head mixes; empty where some channel follows from several groups.

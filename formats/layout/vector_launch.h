@@ -32,6 +32,20 @@ typedef struct KvccVectorGroup {
   int64_t planes; /* of its [width, 2^bits] coordinates in `planes`, rows padded to a multiple of 16 with infinities */
 } KvccVectorGroup;
 
+/* What tensor cores take (kernels/device/vector_mma.cuh): steps of 16 coordinates in four columns of four. A column of
+ * a wide step has the coordinates of one quad of three or four, of a narrow step those of two quads of one or two. */
+typedef struct KvccVectorSlot {
+  uint32_t
+      place[2]; /* of a code in a lane's share of a page: word | bit of it << 8 | bits of the code << 16; 0: none */
+  uint32_t table[2]; /* byte of its rows, of 8 bytes (wide) or 4, among the head's */
+} KvccVectorSlot;
+typedef struct KvccVectorHead {
+  int32_t steps, wide; /* of the steps the first `wide` are wide */
+  int32_t table_bytes; /* of its rows, a multiple of 16 */
+  int32_t reserved;
+  int64_t table; /* where they begin, in bytes */
+} KvccVectorHead;
+
 /* One layer's keys or values. Two forms: with a transform, tables hold coordinates z and a value is inverse z + mean;
  * without one, every channel follows from one group alone, and tables hold values. */
 typedef struct KvccVectorTensor {
@@ -54,6 +68,14 @@ typedef struct KvccVectorTensor {
   const int32_t* first_group;    /* [H + 1] */
   const KvccVectorGroup* groups; /* those with codes */
   const float* planes;
+  /* For tensor cores, in fp16; coordinates are scaled by powers of two, and the transform takes them back. Null for the
+   * CPU. */
+  const KvccVectorHead* heads; /* [H] */
+  const KvccVectorSlot* slots; /* [H, steps of the unit, 4] */
+  const uint8_t* rows;         /* of all heads, 16-byte aligned */
+  const uint32_t* fragments;   /* [H, steps, D / 8, 32, 2] transform as B operand, by octets of channels */
+  const float* fragment_mean;  /* [H, D] of channels, with what constant coordinates add to it */
+  const float* back;           /* [H, 16 steps, D] transform by place in fragments of values, then channel */
 } KvccVectorTensor;
 
 /* The arrays of one layer's tensor, as kvcc compile writes them into kvcc_NAME_vectors.bin: members of KvccVectorTensor
@@ -76,6 +98,12 @@ enum {
   KVCC_VECTOR_FIRST_GROUP,
   KVCC_VECTOR_GROUPS,
   KVCC_VECTOR_PLANES,
+  KVCC_VECTOR_HEADS,
+  KVCC_VECTOR_SLOTS,
+  KVCC_VECTOR_ROWS,
+  KVCC_VECTOR_FRAGMENTS,
+  KVCC_VECTOR_FRAGMENT_MEAN,
+  KVCC_VECTOR_BACK,
   KVCC_VECTOR_ARRAYS /* their number */
 };
 
@@ -105,6 +133,12 @@ KVCC_LAUNCH_FN void kvcc_vector_point(KvccVectorTensor* tensor, KvccCache* cache
   tensor->first_group = (const int32_t*)at[KVCC_VECTOR_FIRST_GROUP];
   tensor->groups = (const KvccVectorGroup*)at[KVCC_VECTOR_GROUPS];
   tensor->planes = (const float*)at[KVCC_VECTOR_PLANES];
+  tensor->heads = (const KvccVectorHead*)at[KVCC_VECTOR_HEADS];
+  tensor->slots = (const KvccVectorSlot*)at[KVCC_VECTOR_SLOTS];
+  tensor->rows = (const uint8_t*)at[KVCC_VECTOR_ROWS];
+  tensor->fragments = (const uint32_t*)at[KVCC_VECTOR_FRAGMENTS];
+  tensor->fragment_mean = (const float*)at[KVCC_VECTOR_FRAGMENT_MEAN];
+  tensor->back = (const float*)at[KVCC_VECTOR_BACK];
   cache->head_words = (const uint32_t*)at[KVCC_VECTOR_HEAD_WORDS];
 }
 
@@ -115,7 +149,8 @@ KVCC_LAUNCH_FN int64_t kvcc_vector_page_bytes(int32_t code_words) {
 
 /* Grids are those of the families' params in launch.h and mma_launch.h, given a pointer to the first member:
  * kvcc_grid_mma_pack(&p->pack), kvcc_grid_key_scores(&p->scores, head_dim), kvcc_grid_value_mix(&p->mix),
- * kvcc_grid_value_merge(&p->mix, head_dim), kvcc_grid_dequantise(&p->dequantise, head_dim). */
+ * kvcc_grid_value_merge(&p->mix, head_dim), kvcc_grid_dequantise(&p->dequantise, head_dim); of tensor cores
+ * kvcc_grid_mma_key_scores(&p->scores), kvcc_grid_mma_attention(&p->attention) and its merge. */
 
 /* Parameters of the kernels for GPUs, passed by value; pointers of `tensor` are the device's. Rotary tables are those
  * of linear-1 (KvccKeyScoresParams). */
@@ -135,6 +170,15 @@ typedef struct KvccVectorDequantiseParams {
   KvccDequantiseParams dequantise;
   KvccVectorTensor tensor;
 } KvccVectorDequantiseParams;
+/* Of tensor cores: rotary tables are KvccRope. */
+typedef struct KvccVectorMmaKeyScoresParams {
+  KvccMmaKeyScoresParams scores;
+  KvccVectorTensor tensor;
+} KvccVectorMmaKeyScoresParams;
+typedef struct KvccVectorAttentionParams {
+  KvccAttentionParams attention;
+  KvccVectorTensor key, value;
+} KvccVectorAttentionParams;
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -216,9 +216,9 @@ std::string manifest_file(const std::string& folder) { return folder + "/kernels
 
 const std::vector<std::string>& vector_arrays() {
   static const std::vector<std::string> names = {
-      "head_words", "token_bits",   "first_quad",  "quads",  "tables", "places",
-      "place",      "constant",     "inverse",     "active", "mean",   "active_mean",
-      "forward",    "forward_mean", "first_group", "groups", "planes"};
+      "head_words", "token_bits", "first_quad", "quads",       "tables",    "places",        "place",       "constant",
+      "inverse",    "active",     "mean",       "active_mean", "forward",   "forward_mean",  "first_group", "groups",
+      "planes",     "heads",      "slots",      "rows",        "fragments", "fragment_mean", "back"};
   return names;
 }
 

@@ -16,6 +16,10 @@ void choose_tensor(TensorConfiguration& t) {
   if (t.grid == Grid::vector) {
     t.transform = *rc::gen::arbitrary<bool>();
     t.head_dim = *rc::gen::inRange(1, 513);
+    if (*rc::gen::arbitrary<bool>()) return;
+    t.steps = *rc::gen::inRange(1, 12);
+    t.token_bits = *rc::gen::inRange(1, 513);
+    t.table_kib = *rc::gen::inRange(1, 129);
     return;
   }
   t.bits = *rc::gen::inRange(1, 9);
@@ -84,6 +88,12 @@ TEST(Names, AreAsDocumented) {
   c.family = Family::pack_key;
   c.transform = false;
   EXPECT_EQ(name(c), "pack_key_vq_channels_d128_f16__vector1");
+  c.family = Family::key_scores;
+  c.steps = 8;
+  c.token_bits = 256;
+  c.table_kib = 32;
+  c.group_tile = 8;
+  EXPECT_EQ(name(c), "key_scores_vq_channels_d128_s8_b256_t32_norope_g8_f16__vector1");
   c = {};
   c.family = Family::copy_pages;
   c.layout = Layout::any;
@@ -127,7 +137,8 @@ TEST(Lists, EveryListedConfigurationExistsAndNamesAreUnique) {
     }
   }
   for (const Family family : families_of(Layout::vector)) {
-    if (family == Family::copy_pages) continue;
+    if (family == Family::copy_pages || family == Family::attention)
+      continue;  // of tensor cores: any room there may be
     for (const Configuration& c : listed(family, {1, 3, 8}, Layout::vector)) {
       ASSERT_EQ(missing(c), std::vector<std::string>{}) << name(c);
       names.insert(name(c));
@@ -162,8 +173,16 @@ TEST(Lists, WhatLayoutVectorIsMissingIsNamed) {
   EXPECT_THAT(missing(c), testing::UnorderedElementsAre(testing::HasSubstr("has no head dimension 48 (it has 16, 32"),
                                                         testing::HasSubstr("has no rotation of 49 channels of 48"),
                                                         testing::HasSubstr("has no tile of 9 query heads")));
-  c.family = Family::attention;
-  EXPECT_THAT(missing(c), testing::ElementsAre("has no attention (key_scores and value_mix serve it)"));
+  c.family = Family::attention;  // on tensor cores
+  c.head_dim = c.value.head_dim = 64;
+  c.value.grid = Grid::vector;
+  c.rotary_dim = 24;
+  c.group_tile = 8;
+  c.steps = 4;
+  c.value.steps = kMostSteps + 2;
+  EXPECT_THAT(missing(c),
+              testing::UnorderedElementsAre(testing::HasSubstr("has no values of 12 steps of 16 coordinates"),
+                                            testing::HasSubstr("24 channels of 64 (it takes a multiple of 16)")));
 }
 
 TEST(Lists, WhatLayoutMmaIsMissingIsNamed) {

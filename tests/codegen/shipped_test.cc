@@ -117,20 +117,29 @@ TEST(Shipped, CoverEveryPairOfChoices) {
 }
 
 TEST(Shipped, CoverEveryChoiceOfVectorCodebooks) {
-  for (const Family family : families_of(Layout::vector)) {
-    if (family == Family::copy_pages) continue;
-    std::set<std::string> ropes;
-    std::set<bool> transforms;
-    for (const Shipped& row : shipped()) {
-      if (row.configuration.layout != Layout::vector || row.configuration.family != family) continue;
-      EXPECT_EQ(row.configuration.grid, Grid::vector);
-      EXPECT_LE(row.registers, 128) << "as phased kernels state";
-      EXPECT_LE(row.shared_bytes, 48 * 1024) << "static shared memory";
-      transforms.insert(row.configuration.transform);
-      ropes.insert(std::string(to_text(row.configuration.rope)));
+  for (const bool tensor_cores : {false, true}) {
+    for (const Family family : families_of(Layout::vector)) {
+      if (family == Family::copy_pages || (tensor_cores ? !takes_rope(family) : family == Family::attention)) continue;
+      std::set<std::string> ropes;
+      std::set<bool> transforms;
+      std::set<int> tiles;
+      for (const Shipped& row : shipped()) {
+        const Configuration& c = row.configuration;
+        if (c.layout != Layout::vector || c.family != family || (c.steps > 0) != tensor_cores) continue;
+        EXPECT_EQ(c.grid, Grid::vector);
+        if (!tensor_cores) {
+          EXPECT_LE(row.registers, 128) << "as phased kernels state";
+          EXPECT_LE(row.shared_bytes, 48 * 1024) << "static shared memory";
+        }
+        transforms.insert(c.transform);
+        ropes.insert(std::string(to_text(c.rope)));
+        tiles.insert(c.group_tile);
+      }
+      const Choices& list = tensor_cores ? tensor_core_choices(family) : choices(Layout::vector, family);
+      EXPECT_EQ(transforms.size(), 2u) << to_text(family);
+      EXPECT_EQ(ropes.size(), list.ropes.size()) << to_text(family);
+      if (tensor_cores) EXPECT_EQ(tiles, (std::set<int>{8, 16})) << to_text(family);
     }
-    EXPECT_EQ(transforms.size(), 2u) << to_text(family);
-    EXPECT_EQ(ropes.size(), choices(Layout::vector, family).ropes.size()) << to_text(family);
   }
 }
 

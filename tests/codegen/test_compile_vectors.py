@@ -8,7 +8,7 @@ import pytest
 
 from support import SOURCE, kvcc, kvcc_json
 
-FAMILIES = {"pack_key", "pack_value", "key_scores", "value_mix", "value_merge", "dequantise_key", "dequantise_value", "copy_pages"}
+FAMILIES = {"pack_key", "pack_value", "attention", "attention_merge", "key_scores", "value_mix", "value_merge", "dequantise_key", "dequantise_value", "copy_pages"}
 LAYERS, HEADS, DIM = 2, 2, 64
 
 
@@ -37,10 +37,14 @@ def test_every_kernel_is_built_without_spills(built):
         if kernel["family"] == "copy_pages":
             continue
         assert kernel["spec"]["grid"] == "vq" and kernel["spec"]["transform"] is True and "bits" not in kernel["spec"]
+        tensor_cores = kernel["family"] in ("attention", "attention_merge", "key_scores")
+        assert ("steps" in kernel["spec"]) == tensor_cores
         if kernel["cubin"]:
-            assert 0 < kernel["registers"] <= 128 and kernel["shared_bytes"] <= 48 * 1024
+            assert 0 < kernel["registers"] <= (255 if tensor_cores else 128) and kernel["shared_bytes"] <= 48 * 1024
+            assert kernel["launch"]["dynamic_shared_bytes"] <= (99 if tensor_cores else 0) * 1024
         names = [argument["name"] for argument in kernel["arguments"]]
-        assert names[0] == "params" and {"params.tensor.tables", "params.tensor.inverse"} <= set(names)
+        tensor = "params.value" if kernel["family"].startswith("attention") else "params.tensor"
+        assert names[0] == "params" and {f"{tensor}.tables", f"{tensor}.fragments"} <= set(names)
     kvcc("validate", out)
 
 
@@ -60,7 +64,7 @@ def test_units_do_not_depend_on_the_codebook(built, work, tmp_path):
     out, _ = built
     again = kvcc_json("compile", work / "head.kvcb", "--shard", "1/2", "--arch", "sm_80,sm_90", "-o", tmp_path / "out", "--cache-dir", work / "cache")
     # Half the heads have half the queries: the group is the same.
-    assert (again["compiled"], again["cached"]) == (0, 7 * 3)
+    assert (again["compiled"], again["cached"]) == (0, 8 * 3)
     assert (tmp_path / "out/kvcc_head_1of2_vectors.bin").stat().st_size < (out / "kvcc_head_vectors.bin").stat().st_size
     kvcc("validate", tmp_path / "out")
 
@@ -85,7 +89,7 @@ def test_the_arrays_are_the_codebooks(work, tmp_path):
         assert vectors[tensor]["head_dim"] == DIM and vectors[tensor]["transform"] == 1
         for layer, places in enumerate(vectors[tensor]["places"]):
             at = dict(zip(vectors["arrays"], places))
-            assert all(place % 128 == 0 for place in places)
+            assert all(place % 128 == 0 or place == -1 for place in places) and (at["back"] == -1) == (tensor == "key")
             bits = [sum(b for _, b in groups(layer, h)) for h in range(HEADS)]
             assert struct.unpack_from("<2i", data, at["token_bits"]) == tuple(bits)
             words = [8 * ((2 * b + 7) // 8) for b in bits]
@@ -145,7 +149,7 @@ def test_the_header_compiles_and_finds_the_arrays(work, tmp_path, compiler, name
     (["layer.kvcb"], ["a transform across the heads of a layer", "kvcc-2-head"]),
     (["head.kvcb", "--arch", "cpu"], ["built into the runtime"]),
     (["head.kvcb", "--layout", "mma-1"], ["mma-1 for vector codebooks", "vector-1"]),
-    (["head.kvcb", "--families", "attention"], ["has no attention"]),
+    (["head.kvcb", "--families", "attention", "--dtype", "f32"], ["nothing to compile"]),
 ])
 def test_what_there_is_not_is_refused(work, tmp_path, arguments, named):
     out, _ = kvcc("compile", work / arguments[0], *arguments[1:], "-o", tmp_path / "out", "--emit-only", "--json", code=2)
@@ -165,7 +169,7 @@ def test_damaged_arrays_are_found(work, tmp_path):
 def test_every_source_compiles_for_the_emulator(work, tmp_path):
     kvcc("compile", work / "channels.kvcb", "-o", tmp_path, "--emit-only")
     sources = sorted(tmp_path.glob("*.cu"))
-    assert len(sources) == 7
+    assert len(sources) == 8
     for source in sources:
         subprocess.run(["c++", "-x", "c++", "-std=c++20", "-DKVCC_EMULATE", "-Wall", "-Wextra", "-Werror", "-I.", "-fsyntax-only",
                         source.name], cwd=tmp_path, check=True)

@@ -46,8 +46,8 @@ static const uint32_t kvcc_tiny_3_key_head_words[2][2] = {
 static const int32_t kvcc_tiny_3_key_code_words[2] = {96, 96};
 /* Where each layer's arrays begin in kvcc_tiny_3_vectors.bin, by KVCC_VECTOR_...; -1: there is none. */
 static const int64_t kvcc_tiny_3_key_arrays[2][KVCC_VECTOR_ARRAYS] = {
-    {0, 128, 256, 384, 1152, 9088, 9216, 9728, -1, -1, 10240, 10752, 11264, 44032, 44544, 44672, 45312},
-    {51456, 51584, 51712, 51840, 52608, 60544, 60672, 61184, -1, -1, 61696, 62208, 62720, 95488, 96000, 96128, 96768}
+    {0, 128, 256, 384, 1152, 9088, 9216, 9728, -1, -1, 10240, 10752, 11264, 44032, 44544, 44672, 45312, 51456, 51584, 51968, 52992, 65280, -1},
+    {65792, 65920, 66048, 66176, 66944, 74880, 75008, 75520, -1, -1, 76032, 76544, 77056, 109824, 110336, 110464, 111104, 117248, 117376, 117760, 118784, 131072, -1}
 };
 KVCC_LAUNCH_FN void kvcc_tiny_3_key_pages(KvccCache* cache, int32_t layer, int32_t capacity) {
   (void)capacity;
@@ -85,8 +85,8 @@ static const uint32_t kvcc_tiny_3_value_head_words[2][2] = {
 static const int32_t kvcc_tiny_3_value_code_words[2] = {96, 96};
 /* Where each layer's arrays begin in kvcc_tiny_3_vectors.bin, by KVCC_VECTOR_...; -1: there is none. */
 static const int64_t kvcc_tiny_3_value_arrays[2][KVCC_VECTOR_ARRAYS] = {
-    {102912, 103040, 103168, 103296, 104064, 112000, 112128, 112640, -1, -1, 113152, 113664, 114176, 146944, 147456, 147584, 148224},
-    {154368, 154496, 154624, 154752, 155520, 163456, 163584, 164096, -1, -1, 164608, 165120, 165632, 198400, 198912, 199040, 199680}
+    {131584, 131712, 131840, 131968, 132736, 140672, 140800, 141312, -1, -1, 141824, 142336, 142848, 175616, 176128, 176256, 176896, 183040, 183168, 183680, 184704, 201088, 201600},
+    {234368, 234496, 234624, 234752, 235520, 243456, 243584, 244096, -1, -1, 244608, 245120, 245632, 278400, 278912, 279040, 279680, 285824, 285952, 286464, 287488, 303872, 304384}
 };
 KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int32_t capacity) {
   (void)capacity;
@@ -114,7 +114,9 @@ KVCC_LAUNCH_FN int64_t kvcc_tiny_3_value_fixed_bytes(int32_t layer) {
 /* Entries: symbol in the cubin; argument; grid. */
 #define KVCC_TINY_3_PACK_KEY "kvcc_pack_key_vq_channels_d64_f16__vector1" /* KvccVectorPackParams, kvcc_grid_mma_pack */
 #define KVCC_TINY_3_PACK_VALUE "kvcc_pack_value_vq_channels_d64_f16__vector1" /* KvccVectorPackParams, kvcc_grid_mma_pack */
-#define KVCC_TINY_3_KEY_SCORES "kvcc_key_scores_vq_channels_d64_half64_g3_f16__vector1" /* KvccVectorKeyScoresParams, kvcc_grid_key_scores */
+#define KVCC_TINY_3_ATTENTION "kvcc_attention_vq_channels_d64_s3_b32_t4_half64_v_vq_channels_d64_s4_b32_t4_g8_f16__vector1" /* KvccVectorAttentionParams, kvcc_grid_mma_attention */
+#define KVCC_TINY_3_ATTENTION_MERGE "kvcc_attention_vq_channels_d64_s3_b32_t4_half64_v_vq_channels_d64_s4_b32_t4_g8_f16__vector1_merge" /* KvccVectorAttentionParams, kvcc_grid_mma_attention_merge, after the one before when splits > 1 */
+#define KVCC_TINY_3_KEY_SCORES "kvcc_key_scores_vq_channels_d64_s3_b32_t4_half64_g8_f16__vector1" /* KvccVectorMmaKeyScoresParams, kvcc_grid_mma_key_scores */
 #define KVCC_TINY_3_VALUE_MIX "kvcc_value_mix_vq_channels_d64_g3_f16__vector1" /* KvccVectorValueMixParams, kvcc_grid_value_mix */
 #define KVCC_TINY_3_VALUE_MERGE "kvcc_value_mix_vq_channels_d64_g3_f16__vector1_merge" /* KvccVectorValueMixParams, kvcc_grid_value_merge, after the one before when splits > 1 */
 #define KVCC_TINY_3_DEQUANTISE_KEY "kvcc_dequantise_key_vq_channels_d64_f32__vector1" /* KvccVectorDequantiseParams, kvcc_grid_dequantise */

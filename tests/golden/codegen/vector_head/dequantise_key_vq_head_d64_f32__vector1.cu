@@ -7,6 +7,8 @@ using namespace kvcc::device;
 
 struct Config {
   static constexpr int kHeadDim = 64, kRotaryDim = 0, kGroupTile = 1;
+  static constexpr int kSteps = 0, kTokenBits = 0;  // of tensor cores
+  static constexpr unsigned kTableBytes = 0;
   static constexpr bool kTransform = true, kMixed = false;
   static constexpr Rope kRope = Rope::none;
   static constexpr Dtype kDtype = Dtype::f32;

@@ -46,8 +46,8 @@ static const uint32_t kvcc_tiny_3_key_head_words[2][2] = {
 static const int32_t kvcc_tiny_3_key_code_words[2] = {128, 144};
 /* Where each layer's arrays begin in kvcc_tiny_3_vectors.bin, by KVCC_VECTOR_...; -1: there is none. */
 static const int64_t kvcc_tiny_3_key_arrays[2][KVCC_VECTOR_ARRAYS] = {
-    {0, 128, 256, 384, 1408, 10496, 10624, 11136, 11648, 44416, 77184, 77696, 78208, 110976, 111488, 111616, 112384},
-    {119168, 119296, 119424, 119552, 120704, 130176, 130304, 130816, 131328, 164096, 196864, 197376, 197888, 230656, 231168, 231296, 232192}
+    {0, 128, 256, 384, 1408, 10496, 10624, 11136, 11648, 44416, 77184, 77696, 78208, 110976, 111488, 111616, 112384, 119168, 119296, 119808, 120832, 137216, -1},
+    {137728, 137856, 137984, 138112, 139264, 148736, 148864, 149376, 149888, 182656, 215424, 215936, 216448, 249216, 249728, 249856, 250752, 257664, 257792, 258304, 259456, 275840, -1}
 };
 KVCC_LAUNCH_FN void kvcc_tiny_3_key_pages(KvccCache* cache, int32_t layer, int32_t capacity) {
   (void)capacity;
@@ -85,8 +85,8 @@ static const uint32_t kvcc_tiny_3_value_head_words[2][2] = {
 static const int32_t kvcc_tiny_3_value_code_words[2] = {128, 144};
 /* Where each layer's arrays begin in kvcc_tiny_3_vectors.bin, by KVCC_VECTOR_...; -1: there is none. */
 static const int64_t kvcc_tiny_3_value_arrays[2][KVCC_VECTOR_ARRAYS] = {
-    {239104, 239232, 239360, 239488, 240512, 249600, 249728, 250240, 250752, 283520, 316288, 316800, 317312, 350080, 350592, 350720, 351488},
-    {358272, 358400, 358528, 358656, 359808, 369280, 369408, 369920, 370432, 403200, 435968, 436480, 436992, 469760, 470272, 470400, 471296}
+    {276352, 276480, 276608, 276736, 277760, 286848, 286976, 287488, 288000, 320768, 353536, 354048, 354560, 387328, 387840, 387968, 388736, 395520, 395648, 396416, 397440, 422016, 422528},
+    {471680, 471808, 471936, 472064, 473216, 482688, 482816, 483328, 483840, 516608, 549376, 549888, 550400, 583168, 583680, 583808, 584704, 591616, 591744, 592512, 593664, 618240, 618752}
 };
 KVCC_LAUNCH_FN void kvcc_tiny_3_value_pages(KvccCache* cache, int32_t layer, int32_t capacity) {
   (void)capacity;
@@ -114,7 +114,9 @@ KVCC_LAUNCH_FN int64_t kvcc_tiny_3_value_fixed_bytes(int32_t layer) {
 /* Entries: symbol in the cubin; argument; grid. */
 #define KVCC_TINY_3_PACK_KEY "kvcc_pack_key_vq_head_d64_f16__vector1" /* KvccVectorPackParams, kvcc_grid_mma_pack */
 #define KVCC_TINY_3_PACK_VALUE "kvcc_pack_value_vq_head_d64_f16__vector1" /* KvccVectorPackParams, kvcc_grid_mma_pack */
-#define KVCC_TINY_3_KEY_SCORES "kvcc_key_scores_vq_head_d64_half64_g3_f16__vector1" /* KvccVectorKeyScoresParams, kvcc_grid_key_scores */
+#define KVCC_TINY_3_ATTENTION "kvcc_attention_vq_head_d64_s4_b48_t4_half64_v_vq_head_d64_s6_b48_t4_g8_f16__vector1" /* KvccVectorAttentionParams, kvcc_grid_mma_attention */
+#define KVCC_TINY_3_ATTENTION_MERGE "kvcc_attention_vq_head_d64_s4_b48_t4_half64_v_vq_head_d64_s6_b48_t4_g8_f16__vector1_merge" /* KvccVectorAttentionParams, kvcc_grid_mma_attention_merge, after the one before when splits > 1 */
+#define KVCC_TINY_3_KEY_SCORES "kvcc_key_scores_vq_head_d64_s4_b48_t4_half64_g8_f16__vector1" /* KvccVectorMmaKeyScoresParams, kvcc_grid_mma_key_scores */
 #define KVCC_TINY_3_VALUE_MIX "kvcc_value_mix_vq_head_d64_g3_f16__vector1" /* KvccVectorValueMixParams, kvcc_grid_value_mix */
 #define KVCC_TINY_3_VALUE_MERGE "kvcc_value_mix_vq_head_d64_g3_f16__vector1_merge" /* KvccVectorValueMixParams, kvcc_grid_value_merge, after the one before when splits > 1 */
 #define KVCC_TINY_3_DEQUANTISE_KEY "kvcc_dequantise_key_vq_head_d64_f32__vector1" /* KvccVectorDequantiseParams, kvcc_grid_dequantise */
