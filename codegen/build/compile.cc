@@ -181,8 +181,10 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   for (size_t k = 0; k < units.size(); ++k) files[source_of(plan.kernels[k])] = units[k];
   if (cpu) files[library_unit(artifact) + ".cc"] = table;
   if (!library.binary.empty()) files[library_file(artifact)] = library.binary;
+  if (!artifact.vectors.empty()) files[vectors_file(artifact)] = artifact.vectors;
   std::string launch_headers;
-  for (const char* path : {"formats/layout/launch.h", "formats/layout/mma_launch.h", "kernels/cpu/units.h"}) {
+  for (const char* path : {"formats/layout/launch.h", "formats/layout/mma_launch.h", "formats/layout/vector_launch.h",
+                           "kernels/cpu/units.h"}) {
     if (const auto header_text = headers.find(path); header_text != headers.end())
       launch_headers += header_text->second;
   }
@@ -215,6 +217,10 @@ CompileResult compile(const Artifact& artifact, const Plan& plan, const CompileO
   for (const bool keys : {true, false}) {
     PageRule rule = page_rule(artifact, plan.layout, keys);
     if (rule.coded) manifest.pages[keys ? "key" : "value"] = pages_of(std::move(rule));
+    if (plan.layout == Layout::vector) {
+      manifest.vectors_file = vectors_file(artifact);
+      manifest.vectors[keys ? "key" : "value"] = vectors_of(artifact, keys);
+    }
   }
   manifest.tool_version = options.tool_version;
   for (const auto& [name, content] : files) manifest.files[name] = sha256_hex(content);

@@ -14,7 +14,8 @@
 namespace kvcc::codegen {
 
 /// What compile needs of a codebook; `name` is the file's, without folder and extension. Grids without stored levels
-/// (int, nf) can't occur: the artifact stores every grid's levels.
+/// (int, nf) can't occur: the artifact stores every grid's levels. Throws Error(usage) for vector codebooks across the
+/// heads of a layer, and of head dimensions that no page holds.
 Artifact describe(const Codebook& codebook, const std::string& name);
 
 /// Templates from share_folder()/codegen/templates.

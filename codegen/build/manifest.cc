@@ -10,6 +10,15 @@ namespace {
 
 void add_tensor(const TensorConfiguration& t, int tail, nlohmann::ordered_json& json) {
   json["grid"] = to_text(t.grid);
+  if (t.grid == Grid::vector) {
+    json["transform"] = t.transform;
+    json["head_dim"] = t.head_dim;
+    if (t.steps == 0) return;
+    json["steps"] = t.steps;
+    json["token_bits"] = t.token_bits;
+    json["table_kib"] = t.table_kib;
+    return;
+  }
   json["bits"] = t.bits;
   json["mixed"] = t.mixed;
   json["axis"] = to_text(t.axis);
@@ -112,6 +121,15 @@ std::vector<KernelEntry> list_cpu_entries(const KernelSpec& spec, const CacheSha
     entries.push_back(std::move(listed));
   }
   return entries;
+}
+
+KernelVectors vectors_of(const Artifact& artifact, bool keys) {
+  const VectorArrays& vectors = keys ? artifact.key_vectors : artifact.value_vectors;
+  KernelVectors listed;
+  listed.head_dim = keys ? artifact.shape.head_dim : artifact.shape.value_head_dim;
+  listed.transform = vectors.transform;
+  for (const auto& places : vectors.places) listed.places.emplace_back(places.begin(), places.end());
+  return listed;
 }
 
 KernelPages pages_of(PageRule rule) {

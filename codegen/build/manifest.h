@@ -9,8 +9,8 @@
 
 namespace kvcc::codegen {
 
-/// The entries of a unit of the GPU. `launch_headers`: text of launch.h and mma_launch.h. A job without arch: nothing
-/// was compiled. Throws Error(failed) where the compiled unit lacks an entry.
+/// The entries of a unit of the GPU. `launch_headers`: text of launch.h, mma_launch.h and vector_launch.h. A job
+/// without arch: nothing was compiled. Throws Error(failed) where the compiled unit lacks an entry.
 std::vector<KernelEntry> list_entries(const KernelSpec& spec, const CacheShape& shape, const Job& job,
                                       const std::string& launch_headers);
 /// File of the job's result, "" without.
@@ -22,5 +22,7 @@ std::vector<KernelEntry> list_cpu_entries(const KernelSpec& spec, const CacheSha
                                           const std::vector<std::string>& instruction_sets, const std::string& headers);
 
 KernelPages pages_of(PageRule rule);
+/// Of vector codebooks.
+KernelVectors vectors_of(const Artifact& artifact, bool keys);
 
 }  // namespace kvcc::codegen

@@ -34,11 +34,12 @@ struct Options {
 
 /// Nothing for "auto".
 std::optional<cg::Layout> parse_layout(const std::string& text) {
-  for (const cg::Layout layout : {cg::Layout::mma, cg::Layout::linear}) {
+  for (const cg::Layout layout : {cg::Layout::mma, cg::Layout::linear, cg::Layout::vector}) {
     if (cg::to_text(layout) == text) return layout;
   }
   if (text == "auto") return std::nullopt;
-  throw kvcc::Error(kvcc::ErrorKind::usage, "--layout", fmt::format("\"{}\"", text), "auto, mma-1 or linear-1");
+  throw kvcc::Error(kvcc::ErrorKind::usage, "--layout", fmt::format("\"{}\"", text),
+                    "auto, mma-1, linear-1 or vector-1");
 }
 
 ordered_json skipped_json(const cg::Plan& plan) {
@@ -195,7 +196,8 @@ int main(int argc, char** argv) {
                        "for each instruction set")
             ->capture_default_str();
         app.add_option("-o,--output", options.folder,
-                       "folder for sources, cubins, PTX, library, C header and kernels.json")
+                       "folder for sources, cubins, PTX, library, C header, kernels.json and the arrays of vector "
+                       "codebooks")
             ->required();
         app.add_option(
             "--dtype", options.dtype,
@@ -203,8 +205,8 @@ int main(int argc, char** argv) {
             "and f32 on the CPU, whose units differ in nothing else");
         app.add_option(
                "--layout", options.layout,
-               "of the packed cache: mma-1 (tensor cores, CPU), linear-1, or auto: mma-1 where it has all that the "
-               "codebook needs; cpu needs mma-1")
+               "of the packed cache: mma-1 (tensor cores, CPU), linear-1, vector-1 (vector codebooks, which have no "
+               "other), or auto: mma-1 where it has all that the codebook needs; cpu needs mma-1")
             ->capture_default_str();
         app.add_option("--families", options.families,
                        "kernels to make, e.g. attention,pack_key,pack_value; all of the layout where left out")

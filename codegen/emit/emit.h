@@ -37,6 +37,9 @@ std::string header_of(const KernelSpec& spec);
 /// File name of the generated unit: NAME.cu, or NAME.cc for the CPU.
 std::string source_of(const KernelSpec& spec);
 
+/// File of the vector codebooks' arrays, KvccVectorTensor's: kvcc_NAME_vectors.bin.
+std::string vectors_file(const Artifact& artifact);
+
 /// How pages of one tensor are made, what the C header and kernels.json say of it.
 struct PageRule {
   bool coded = false;                              ///< false: the tensor stays at full precision

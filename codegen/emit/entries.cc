@@ -89,6 +89,50 @@ std::vector<Entry> mma_entries(const Configuration& c, Entry entry) {
   }
 }
 
+/// Likewise of vector-1.
+std::vector<Entry> vector_entries(const Configuration& c, Entry entry) {
+  switch (c.family) {
+    case Family::pack_key:
+    case Family::pack_value:
+      entry.params = "KvccVectorPackParams";
+      entry.body = "VectorPack";
+      entry.grid_rule = "kvcc_grid_mma_pack";
+      entry.tokens_per_block = KVCC_PAGE_TOKENS;
+      return {entry};
+    case Family::attention:
+      entry.params = "KvccVectorAttentionParams";
+      entry.body = "VectorAttention";
+      entry.grid_rule = "kvcc_grid_mma_attention";
+      entry.tokens_per_block = KVCC_PAGE_TOKENS;
+      entry.splits = "host";
+      return {entry, beside(entry, "_merge", "VectorAttentionMerge", "kvcc_grid_mma_attention_merge", 0)};
+    case Family::key_scores:
+      if (c.steps > 0) {
+        entry.params = "KvccVectorMmaKeyScoresParams";
+        entry.body = "VectorMmaKeyScores";
+        entry.grid_rule = "kvcc_grid_mma_key_scores";
+        entry.tokens_per_block = KVCC_PAGE_TOKENS;
+        entry.splits = "host";
+        return {entry};
+      }
+      entry.params = "KvccVectorKeyScoresParams";
+      entry.body = "VectorKeyScores";
+      entry.grid_rule = "kvcc_grid_key_scores";
+      return {entry};
+    case Family::value_mix:
+      entry.params = "KvccVectorValueMixParams";
+      entry.body = "VectorValueMix";
+      entry.grid_rule = "kvcc_grid_value_mix";
+      entry.splits = "host";
+      return {entry, beside(entry, "_merge", "VectorValueMerge", "kvcc_grid_value_merge", 0)};
+    default:
+      entry.params = "KvccVectorDequantiseParams";
+      entry.body = "VectorDequantise";
+      entry.grid_rule = "kvcc_grid_dequantise";
+      return {entry};
+  }
+}
+
 /// Name of the text of kernels/cpu that has a family's bodies.
 std::string cpu_text(Family family) {
   switch (family) {
@@ -114,6 +158,20 @@ std::string header_of(const KernelSpec& spec) {
   const auto device = [](const std::string& name) { return "kernels/device/" + name + ".cuh"; };
   if (spec.machine == Machine::cpu) return "kernels/cpu/" + cpu_text(c.family) + "-inl.h";
   const bool mma = c.layout == Layout::mma;
+  if (c.layout == Layout::vector) {
+    switch (c.family) {
+      case Family::pack_key:
+      case Family::pack_value:
+        return device("vector_pack");
+      case Family::key_scores:
+        return device(c.steps > 0 ? "vector_mma_key_scores" : "vector_key_scores");
+      case Family::attention:
+      case Family::value_mix:
+        return device("vector_" + std::string(to_text(c.family)));
+      default:
+        return device("vector_dequantise");
+    }
+  }
   switch (c.family) {
     case Family::pack_key:
     case Family::pack_value:
@@ -135,8 +193,11 @@ std::vector<Entry> entries_of(const KernelSpec& spec) {
   const Configuration& c = spec.configuration;
   Entry own;
   own.family = to_text(c.family);
-  own.tokens_per_block = c.layout == Layout::linear ? kvcc_tile_tokens(c.head_dim) : KVCC_PAGE_TOKENS;
-  std::vector<Entry> entries = c.layout == Layout::linear ? linear_entries(c, own) : mma_entries(c, own);
+  const bool by_page = c.layout == Layout::mma || c.layout == Layout::any;
+  own.tokens_per_block = by_page ? KVCC_PAGE_TOKENS : kvcc_tile_tokens(c.head_dim);
+  std::vector<Entry> entries = c.layout == Layout::linear   ? linear_entries(c, own)
+                               : c.layout == Layout::vector ? vector_entries(c, own)
+                                                            : mma_entries(c, own);
   for (size_t i = 0; i < entries.size(); ++i) {
     Entry& entry = entries[i];
     entry.symbol = spec.symbol + entry.name;

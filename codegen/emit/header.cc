@@ -27,7 +27,32 @@ std::string width_tables(const std::string& prefix, const PageRule& rule) {
                      fmt::join(rule.code_words, ", "));
 }
 
+/// Of vector codebooks.
+std::string vectors_text(const Artifact& artifact, bool key, const Templates& templates) {
+  const VectorArrays& vectors = key ? artifact.key_vectors : artifact.value_vectors;
+  const std::string name = identifier(artifact.name), tensor = key ? "key" : "value";
+  std::string arrays;
+  for (size_t l = 0; l < vectors.places.size(); ++l) {
+    arrays +=
+        fmt::format("    {{{}}}{}\n", fmt::join(vectors.places[l], ", "), l + 1 < vectors.places.size() ? "," : "");
+  }
+  const std::map<std::string, std::string> values = {
+      {"upper", upper(name)},
+      {"name", name},
+      {"tensor", tensor},
+      {"TENSOR", upper(tensor)},
+      {"transform", vectors.transform ? "1" : "0"},
+      {"head_dim", std::to_string(key ? artifact.shape.head_dim : artifact.shape.value_head_dim)},
+      {"layers", std::to_string(vectors.places.size())},
+      {"widths", width_tables(fmt::format("kvcc_{}_{}", name, tensor), page_rule(artifact, Layout::vector, key))},
+      {"arrays", arrays},
+      {"file", vectors_file(artifact)},
+  };
+  return fill(templates.at("header_vectors.h.in"), values, "header_vectors.h.in");
+}
+
 std::string tensor_text(const Artifact& artifact, Layout layout, bool key, const Templates& templates) {
+  if (layout == Layout::vector) return vectors_text(artifact, key, templates);
   const PageRule rule = page_rule(artifact, layout, key);
   if (!rule.coded) return "";
   const std::string name = identifier(artifact.name), tensor = key ? "key" : "value";
@@ -98,6 +123,10 @@ std::string identifier(const std::string& name) {
   return text;
 }
 
+std::string vectors_file(const Artifact& artifact) {
+  return fmt::format("kvcc_{}_vectors.bin", identifier(artifact.name));
+}
+
 std::string emit_header(const Artifact& artifact, const Plan& plan, const Templates& templates,
                         const std::string& tool_version, const std::map<std::string, int>& dynamic_shared) {
   const std::string prefix = upper(identifier(artifact.name));
@@ -144,7 +173,9 @@ std::string emit_header(const Artifact& artifact, const Plan& plan, const Templa
       {"sink", std::to_string(artifact.scheme.sink)},
       {"residual", std::to_string(artifact.scheme.residual)},
       {"layout", std::string(to_text(plan.layout))},
-      {"launch_header", plan.layout == Layout::mma ? "mma_launch.h" : "launch.h"},
+      {"launch_header", plan.layout == Layout::mma      ? "mma_launch.h"
+                        : plan.layout == Layout::vector ? "vector_launch.h"
+                                                        : "launch.h"},
       {"tensors",
        tensor_text(artifact, plan.layout, true, templates) + tensor_text(artifact, plan.layout, false, templates)},
       {"kernels", kernels},

@@ -6,7 +6,21 @@
 
 namespace kvcc::codegen {
 
+namespace {
+
+PageRule vector_rule(const VectorArrays& vectors) {
+  PageRule rule;
+  rule.coded = true;
+  rule.function = "kvcc_vector_page_bytes";
+  rule.code_words = vectors.code_words;
+  rule.head_words = vectors.head_words;
+  return rule;
+}
+
+}  // namespace
+
 PageRule page_rule(const Artifact& artifact, Layout layout, bool keys) {
+  if (layout == Layout::vector) return vector_rule(keys ? artifact.key_vectors : artifact.value_vectors);
   const TensorScheme& scheme = keys ? artifact.scheme.key : artifact.scheme.value;
   const TensorTables& tables = keys ? artifact.key : artifact.value;
   const CacheShape& shape = artifact.shape;

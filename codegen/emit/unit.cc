@@ -50,24 +50,61 @@ std::string tensor_text(const KernelSpec& spec, bool keys, const std::string& pr
   return fill(templates.at("kernel_tensor.cu.in"), values, "kernel_tensor.cu.in");
 }
 
-std::string configs_text(const KernelSpec& spec, const Templates& templates) {
-  const Configuration& c = spec.configuration;
-  if (c.family != Family::attention) return tensor_text(spec, of_keys(c.family), "", templates);
+/// The Config of attention's two tensors.
+std::string attention_text(const Configuration& c, const Templates& templates) {
   const std::map<std::string, std::string> values = {{"rotary_dim", std::to_string(c.rotary_dim)},
                                                      {"group_tile", std::to_string(c.group_tile)},
                                                      {"rope", rope_text(c.rope)},
                                                      {"dtype", std::string(to_text(c.dtype))}};
+  return fill(templates.at("kernel_attention.cu.in"), values, "kernel_attention.cu.in");
+}
+
+std::string configs_text(const KernelSpec& spec, const Templates& templates) {
+  const Configuration& c = spec.configuration;
+  if (c.family != Family::attention) return tensor_text(spec, of_keys(c.family), "", templates);
   return tensor_text(spec, true, "Key", templates) + "\n" + tensor_text(spec, false, "Value", templates) +
-         fill(templates.at("kernel_attention.cu.in"), values, "kernel_attention.cu.in");
+         attention_text(c, templates);
+}
+
+/// Of vector codebooks.
+std::string vector_tensor_text(const Configuration& c, bool keys, const std::string& name, const Templates& templates) {
+  const bool second = c.family == Family::attention && !keys;
+  const TensorConfiguration& t = second ? c.value : c;
+  const std::map<std::string, std::string> values = {{"struct", name},
+                                                     {"head_dim", std::to_string(t.head_dim)},
+                                                     {"rotary_dim", std::to_string(second ? 0 : c.rotary_dim)},
+                                                     {"group_tile", std::to_string(c.group_tile)},
+                                                     {"steps", std::to_string(t.steps)},
+                                                     {"token_bits", std::to_string(t.token_bits)},
+                                                     {"table_bytes", std::to_string(t.table_kib * 1024)},
+                                                     {"transform", t.transform ? "true" : "false"},
+                                                     {"rope", second ? "none" : rope_text(c.rope)},
+                                                     {"dtype", std::string(to_text(c.dtype))}};
+  return fill(templates.at("kernel_vector_tensor.cu.in"), values, "kernel_vector_tensor.cu.in");
+}
+std::string vector_configs_text(const Configuration& c, const Templates& templates) {
+  if (c.family != Family::attention) return vector_tensor_text(c, true, "Config", templates);
+  return vector_tensor_text(c, true, "KeyTensor", templates) + "\n" +
+         vector_tensor_text(c, false, "ValueTensor", templates) + attention_text(c, templates);
 }
 
 }  // namespace
 
 const std::vector<std::string>& template_names() {
-  static const std::vector<std::string> names = {
-      "kernel.cu.in",     "kernel_tensor.cu.in",     "kernel_attention.cu.in",  "kernel_copy.cu.in",
-      "kernel_cpu.cc.in", "kernel_cpu_config.cc.in", "kernel_cpu_tensor.cc.in", "kernel_cpu_library.cc.in",
-      "header.h.in",      "header_tensor.h.in",      "header_cpu.h.in"};
+  static const std::vector<std::string> names = {"kernel.cu.in",
+                                                 "kernel_tensor.cu.in",
+                                                 "kernel_attention.cu.in",
+                                                 "kernel_copy.cu.in",
+                                                 "kernel_vector.cu.in",
+                                                 "kernel_vector_tensor.cu.in",
+                                                 "kernel_cpu.cc.in",
+                                                 "kernel_cpu_config.cc.in",
+                                                 "kernel_cpu_tensor.cc.in",
+                                                 "kernel_cpu_library.cc.in",
+                                                 "header.h.in",
+                                                 "header_tensor.h.in",
+                                                 "header_vectors.h.in",
+                                                 "header_cpu.h.in"};
   return names;
 }
 
@@ -82,6 +119,15 @@ std::string emit_unit(const Artifact& artifact, const KernelSpec& spec, const Te
   for (const Entry& entry : entries_of(spec)) {
     entries += fmt::format("{}KVCC_KERNEL({},\n            kvcc::device::{}<{}_unit::Config>)",
                            entries.empty() ? "" : "\n", entry.symbol, entry.body, spec.symbol);
+  }
+  if (spec.configuration.layout == Layout::vector) {
+    return fill(templates.at("kernel_vector.cu.in"),
+                {{"tool_version", tool_version},
+                 {"header", header_of(spec)},
+                 {"symbol", spec.symbol},
+                 {"configs", vector_configs_text(spec.configuration, templates)},
+                 {"entries", entries}},
+                "kernel_vector.cu.in");
   }
   const std::map<std::string, std::string> values = {
       {"tool_version", tool_version},

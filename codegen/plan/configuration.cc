@@ -26,15 +26,19 @@ constexpr Names<Family, 8> kFamilies{{{Family::pack_key, "pack_key"},
                                       {Family::dequantise_key, "dequantise_key"},
                                       {Family::dequantise_value, "dequantise_value"},
                                       {Family::copy_pages, "copy_pages"}}};
-constexpr Names<Layout, 3> kLayouts{{{Layout::linear, "linear-1"}, {Layout::mma, "mma-1"}, {Layout::any, "any"}}};
+constexpr Names<Layout, 4> kLayouts{
+    {{Layout::linear, "linear-1"}, {Layout::mma, "mma-1"}, {Layout::vector, "vector-1"}, {Layout::any, "any"}}};
 /// In names of kernels, which are C identifiers.
-constexpr Names<Layout, 2> kLayoutNames{{{Layout::linear, "linear1"}, {Layout::mma, "mma1"}}};
+constexpr Names<Layout, 3> kLayoutNames{
+    {{Layout::linear, "linear1"}, {Layout::mma, "mma1"}, {Layout::vector, "vector1"}}};
 constexpr Names<Sparse, 3> kSparse{{{Sparse::none, "none"}, {Sparse::csr, "csr"}, {Sparse::tail, "tail"}}};
 constexpr Names<RopeKind, 3> kRopes{
     {{RopeKind::none, "norope"}, {RopeKind::half, "half"}, {RopeKind::interleaved, "interleaved"}}};
 constexpr Names<Dtype, 3> kDtypes{{{Dtype::f16, "f16"}, {Dtype::bf16, "bf16"}, {Dtype::f32, "f32"}}};
 constexpr Names<Axis, 2> kAxes{{{Axis::channel, "channel"}, {Axis::token, "token"}}};
-constexpr Names<Grid, 3> kGrids{{{Grid::integer, "int"}, {Grid::normal_float, "nf"}, {Grid::nuq, "nuq"}}};
+constexpr Names<Grid, 4> kGrids{
+    {{Grid::integer, "int"}, {Grid::normal_float, "nf"}, {Grid::nuq, "nuq"}, {Grid::vector, "vq"}}};
+constexpr Names<bool, 2> kForms{{{true, "head"}, {false, "channels"}}};
 
 template <class E, size_t n>
 std::string_view text_of(const Names<E, n>& names, E value) {
@@ -146,6 +150,11 @@ std::string name(const Configuration& c) {
   std::string text(to_text(c.family));
   if (c.family == Family::copy_pages) return text + "__any";
   const auto add_tensor = [&](const TensorConfiguration& t) {
+    if (t.grid == Grid::vector) {
+      text += fmt::format("_{}_{}_d{}", to_text(t.grid), text_of(kForms, t.transform), t.head_dim);
+      if (t.steps > 0) text += fmt::format("_s{}_b{}_t{}", t.steps, t.token_bits, t.table_kib);
+      return;
+    }
     text += fmt::format("_{}{}{}_{}_d{}_{}", to_text(t.grid), t.bits, t.mixed ? "mixed" : "", to_text(t.axis),
                         t.head_dim, to_text(t.sparse));
   };
@@ -174,7 +183,20 @@ Configuration parse_configuration(std::string_view text) {
   }
   const auto read_tensor = [&](TensorConfiguration& t) {
     in.want("_");
-    t.grid = in.one_of(kGrids, "a grid (int, nf, nuq)");
+    t.grid = in.one_of(kGrids, "a grid (int, nf, nuq, vq)");
+    if (t.grid == Grid::vector) {
+      in.want("_");
+      t.transform = in.one_of(kForms, "head or channels");
+      in.want("_d");
+      t.head_dim = in.number("a head dimension", 65536);
+      if (!in.eat("_s")) return;
+      t.steps = in.number("steps", 65536);
+      in.want("_b");
+      t.token_bits = in.number("bits of a token", 65536);
+      in.want("_t");
+      t.table_kib = in.number("KiB of tables", 65536);
+      return;
+    }
     t.bits = in.number("bits, 1 to 8", 8);
     t.mixed = in.eat("mixed");
     in.want("_");
@@ -201,7 +223,7 @@ Configuration parse_configuration(std::string_view text) {
   in.want("_");
   c.dtype = in.one_of(kDtypes, "f16, bf16 or f32");
   in.want("__");
-  c.layout = in.one_of(kLayoutNames, "linear1 or mma1");
+  c.layout = in.one_of(kLayoutNames, "linear1, mma1 or vector1");
   if (!in.done()) in.fail("nothing more");
   return c;
 }

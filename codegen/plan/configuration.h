@@ -20,11 +20,14 @@ enum class Family {
   dequantise_value,
   copy_pages  ///< depends on no choice, and serves both layouts
 };
-enum class Machine { gpu, cpu };         ///< what a unit runs on; the CPU has layout mma-1 alone
-enum class Layout { linear, mma, any };  ///< "linear-1", "mma-1"; any: of copy_pages
-enum class Sparse { none, csr, tail };   ///< csr: of scales per channel; tail: per token
+enum class Machine { gpu, cpu };                 ///< what a unit runs on; the CPU has layout mma-1 alone
+enum class Layout { linear, mma, vector, any };  ///< "linear-1", "mma-1", "vector-1"; any: of copy_pages
+enum class Sparse { none, csr, tail };           ///< csr: of scales per channel; tail: per token
 enum class RopeKind { none, half, interleaved };
 enum class Dtype { f16, bf16, f32 };  ///< of what the kernel reads beside the cache; dequantise writes f32
+
+/// Of a unit of vector codebooks for tensor cores: more would not leave the registers that a key needs.
+constexpr int kMostSteps = 10;
 
 /// How one tensor is packed.
 struct TensorConfiguration {
@@ -34,6 +37,11 @@ struct TensorConfiguration {
   Axis axis = Axis::channel;
   int head_dim = 0;
   Sparse sparse = Sparse::none;
+  bool transform = false;  ///< of Grid::vector, whose units have no other choices but head_dim: heads are transformed
+  // Of Grid::vector, where tensor cores read: what a unit has room for. steps 0: another unit.
+  int steps = 0;       ///< of 16 coordinates; of values even
+  int token_bits = 0;  ///< of a token's head, a multiple of 16
+  int table_kib = 0;   ///< of a head's fp16 tables, where shared memory holds them
   bool operator==(const TensorConfiguration&) const = default;
 };
 
@@ -49,9 +57,12 @@ struct Configuration : TensorConfiguration {
   bool operator==(const Configuration&) const = default;
 };
 
-/// FAMILY_TENSOR[_ROPE][_v_TENSOR][_gGROUP]_DTYPE__LAYOUT with TENSOR = GRIDBITS[mixed]_AXIS_dHEADDIM_SPARSE, e.g.
+/// FAMILY_TENSOR[_ROPE][_v_TENSOR][_gGROUP]_DTYPE__LAYOUT with TENSOR = GRIDBITS[mixed]_AXIS_dHEADDIM_SPARSE, or of
+/// vector codebooks vq_FORM_dHEADDIM[_sSTEPS_bTOKENBITS_tTABLEKIB] with FORM head (each head is transformed) or
+/// channels (groups of channels) and, of units for tensor cores, what there is room for, e.g.
 ///   key_scores_nuq3_channel_d64_csr_half64_g3_f16__linear1
 ///   attention_nuq3_channel_d64_csr_half64_v_nuq3_token_d64_tail_g8_f16__mma1
+///   key_scores_vq_head_d64_half64_g3_f16__vector1
 ///   copy_pages__any
 /// Left of the double underscore is what is computed, right of it how. ROPE is "norope", "halfR" or "interleavedR" with
 /// R the rotary channels.
@@ -75,17 +86,21 @@ struct Scale {
 struct Choices {
   std::vector<int> bits, head_dims;
   std::vector<Scale> scales;
+  std::vector<bool> transforms;  ///< of vector-1, which has neither bits nor scales
   std::vector<RopeKind> ropes;
   std::vector<Dtype> dtypes;
 };
 /// Empty for copy_pages. Throws Error(usage) for a family that the layout does not have.
 const Choices& choices(Layout layout, Family family);
+/// Of units of vector-1 for tensor cores: key_scores and attention.
+const Choices& tensor_core_choices(Family family);
 
-/// Every configuration of a family's list of linear-1, for the given group tiles and, with RoPE, the whole head
-/// rotated. Grids do not multiply it (all decode by table): it is nuq.
-std::vector<Configuration> listed(Family family, const std::vector<int>& group_tiles);
+/// Every configuration of a family's list of linear-1 or vector-1, for the given group tiles and, with RoPE, the whole
+/// head rotated. Grids of linear-1 do not multiply it (all decode by table): it is nuq.
+std::vector<Configuration> listed(Family family, const std::vector<int>& group_tiles, Layout layout = Layout::linear);
 
-/// A row of the lists of mma-1: what every build's checks compile, with the most that it may use on any architecture.
+/// A row of the lists of mma-1 or vector-1: what every build's checks compile, with the most that it may use on any
+/// architecture.
 struct Shipped {
   Configuration configuration;
   int registers;     ///< a thread

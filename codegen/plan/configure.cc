@@ -19,6 +19,11 @@ TensorConfiguration tensor_of(const Artifact& artifact, bool keys, int bits) {
   const TensorScheme& scheme = keys ? artifact.scheme.key : artifact.scheme.value;
   TensorConfiguration t;
   t.grid = scheme.grid;
+  if (t.grid == Grid::vector) {
+    t.head_dim = keys ? artifact.shape.head_dim : artifact.shape.value_head_dim;
+    t.transform = (keys ? artifact.key_vectors : artifact.value_vectors).transform;
+    return t;
+  }
   t.bits = bits;
   t.mixed = is_mixed(keys ? artifact.key : artifact.value);
   t.axis = scheme.axis;
@@ -29,6 +34,14 @@ TensorConfiguration tensor_of(const Artifact& artifact, bool keys, int bits) {
     t.sparse = Sparse::tail;
   }
   return t;
+}
+
+/// What a unit for tensor cores has room for, in steps, so that few codebooks ask for units of their own.
+void add_room(const VectorArrays& vectors, TensorConfiguration& t) {
+  constexpr int kBits = 16, kKib = 4;
+  t.steps = std::max(vectors.steps, 1);
+  t.token_bits = std::max(1, (vectors.token_bits + kBits - 1) / kBits) * kBits;
+  t.table_kib = std::max(1, (vectors.table_bytes + kKib * 1024 - 1) / (kKib * 1024)) * kKib;
 }
 
 /// The first number of a tensor of static scales that fp16 can't hold when it is decoded, or empty.
@@ -56,7 +69,7 @@ std::string overflow(const Artifact& artifact, bool keys, double limit) {
 
 std::set<std::pair<int, int>> widths_of(const Artifact& artifact, Family family) {
   std::set<std::pair<int, int>> widths;
-  if (family == Family::copy_pages) return {{0, 0}};
+  if (family == Family::copy_pages || artifact.scheme.is_vector()) return {{0, 0}};
   const TensorTables& tables = of_keys(family) ? artifact.key : artifact.value;
   for (size_t row = 0; row < tables.bits.size(); ++row) {
     widths.emplace(tables.bits[row], family == Family::attention ? artifact.value.bits[row] : 0);
@@ -64,8 +77,8 @@ std::set<std::pair<int, int>> widths_of(const Artifact& artifact, Family family)
   return widths;
 }
 
-Configuration configure(const Artifact& artifact, Layout layout, Family family, Dtype dtype,
-                        std::pair<int, int> widths) {
+Configuration configure(const Artifact& artifact, Layout layout, Family family, Dtype dtype, std::pair<int, int> widths,
+                        bool on_tensor_cores) {
   Configuration c;
   c.family = family;
   c.layout = family == Family::copy_pages ? Layout::any : layout;
@@ -81,11 +94,35 @@ Configuration configure(const Artifact& artifact, Layout layout, Family family, 
     c.rotary_dim = artifact.rope.rotary_dim;
   }
   const int group = artifact.shape.group();
+  if (layout == Layout::vector && on_tensor_cores) {
+    add_room(artifact.key_vectors, c);
+    if (family == Family::attention) add_room(artifact.value_vectors, c.value);
+  }
   if (takes_group(family)) {
-    c.group_tile = layout == Layout::mma ? kvcc_mma_group_tile(group) : kvcc_group_tile(group);
+    const bool mma = layout == Layout::mma || (layout == Layout::vector && on_tensor_cores);
+    c.group_tile = mma ? kvcc_mma_group_tile(group) : kvcc_group_tile(group);
   }
   c.dtype = family == Family::dequantise_key || family == Family::dequantise_value ? Dtype::f32 : dtype;
   return c;
+}
+
+std::string obstacle_to_tensor_cores(const Artifact& artifact, const Targets& targets, Family family) {
+  const bool values = family == Family::attention;
+  for (const std::string& arch : targets.archs) {
+    if (arch.size() > 3 && std::stoi(arch.substr(3)) < kOldestMmaArch) {
+      return fmt::format("needs the tensor cores of sm_{} and later ({})", kOldestMmaArch, arch);
+    }
+  }
+  const auto reasons = missing(configure(artifact, Layout::vector, family, targets.dtype, {0, 0}, true));
+  if (!reasons.empty()) return reasons.front();
+  if (artifact.key_vectors.greatest > kLargestTurned) {
+    return fmt::format("needs keys within {} in fp16 (one can reach {:.6g})", kLargestTurned,
+                       artifact.key_vectors.greatest);
+  }
+  return values && artifact.value_vectors.greatest > kLargestHalf
+             ? fmt::format("needs values within {} in fp16 (one can reach {:.6g})", kLargestHalf,
+                           artifact.value_vectors.greatest)
+             : "";
 }
 
 Dtype dtype_of(const Targets& targets, Machine machine) {

@@ -74,10 +74,11 @@ KernelSpec specify(const Artifact& artifact, const Configuration& c, Machine mac
   spec.name = name(c);
   spec.symbol = "kvcc_" + spec.name;
   if (c.family == Family::copy_pages) return spec;
-  static_cast<TensorSpec&>(spec) = tensor_spec(artifact, of_keys(c.family) ? artifact.key : artifact.value, c);
-  if (c.family == Family::attention) spec.value = tensor_spec(artifact, artifact.value, c.value);
   spec.layers = artifact.shape.layers;
   spec.heads = artifact.shape.kv_heads;
+  if (c.layout == Layout::vector) return spec;
+  static_cast<TensorSpec&>(spec) = tensor_spec(artifact, of_keys(c.family) ? artifact.key : artifact.value, c);
+  if (c.family == Family::attention) spec.value = tensor_spec(artifact, artifact.value, c.value);
   spec.sparse = artifact.scheme.sparse;
   return spec;
 }
@@ -95,8 +96,34 @@ bool linear_serves(const Artifact& artifact, const Targets& targets) {
   return any;
 }
 
+/// Of vector codebooks, which have one layout.
+void check_vector_targets(const Artifact& artifact, const Targets& targets) {
+  if (targets.cpu) {
+    throw Error(ErrorKind::usage, "--arch", "cpu for vector codebooks",
+                "architectures of GPUs: the CPU's units of vector codebooks are built into the runtime",
+                "leave cpu out of --arch");
+  }
+  if (targets.layout.value_or(Layout::vector) != Layout::vector) {
+    throw Error(ErrorKind::usage, "--layout", fmt::format("{} for vector codebooks", to_text(*targets.layout)),
+                "vector-1, the layout of their pages", "leave --layout out");
+  }
+  for (const VectorArrays* tensor : {&artifact.key_vectors, &artifact.value_vectors}) {
+    if (tensor->places.size() == static_cast<size_t>(artifact.shape.layers)) continue;
+    throw Error(ErrorKind::failed, artifact.name, fmt::format("vector codebooks of {} layers", tensor->places.size()),
+                fmt::format("{}", artifact.shape.layers));
+  }
+}
+
 /// Sets the plan's layout and why.
 void choose_layout(const Artifact& artifact, const Targets& targets, Plan& plan) {
+  if (artifact.scheme.is_vector()) {
+    check_vector_targets(artifact, targets);
+    plan.layout = Layout::vector;
+    return;
+  }
+  if (targets.layout == Layout::vector) {
+    throw Error(ErrorKind::usage, "--layout", "vector-1 for a scheme of scalar levels", "mma-1 or linear-1");
+  }
   if (targets.cpu && targets.layout == Layout::linear) {
     throw Error(ErrorKind::usage, "--layout", "linear-1 for the CPU", "mma-1, the layout of its units",
                 "leave cpu out of --arch, or --layout out");
@@ -139,14 +166,13 @@ Plan plan(const Artifact& artifact, const Targets& targets) {
                 fmt::format("scheme {} leaves keys and values at full precision", short_name(artifact.scheme)),
                 "a scheme with codes to compile kernels for");
   }
-  if (artifact.scheme.is_extended()) {
+  if (artifact.scheme.capped || artifact.scheme.qnorm) {
     throw Error(ErrorKind::usage, artifact.name, fmt::format("scheme {}", short_name(artifact.scheme)),
-                artifact.scheme.is_vector() ? "a scheme of scalar levels: the units of vector codebooks are built into "
-                                              "the CPU runtime, and kvcc compile emits none"
-                                            : "a scheme without cap and qnorm, which no kernel knows");
+                "a scheme without cap and qnorm, which no kernel knows");
   }
-  if (artifact.scheme.key.grid != Grid::full) check_tables(artifact, artifact.key, shape.head_dim, "key");
-  if (artifact.scheme.value.grid != Grid::full) check_tables(artifact, artifact.value, shape.value_head_dim, "value");
+  const auto has_levels = [](const TensorScheme& t) { return t.grid != Grid::full && t.grid != Grid::vector; };
+  if (has_levels(artifact.scheme.key)) check_tables(artifact, artifact.key, shape.head_dim, "key");
+  if (has_levels(artifact.scheme.value)) check_tables(artifact, artifact.value, shape.value_head_dim, "value");
   Plan result;
   choose_layout(artifact, targets, result);
   for (const Family family : wanted_families(targets, result.layout)) {
@@ -154,9 +180,21 @@ Plan plan(const Artifact& artifact, const Targets& targets) {
       result.skipped.push_back({family, std::move(reason)});
       continue;
     }
+    bool tensor_cores = false;
+    if (result.layout == Layout::vector && takes_rope(family)) {
+      const std::string obstacle = obstacle_to_tensor_cores(artifact, targets, family);
+      tensor_cores = obstacle.empty();
+      if (!tensor_cores && family == Family::attention) {
+        result.skipped.push_back({family, "it " + obstacle});
+        continue;
+      }
+      if (!tensor_cores)
+        result.layout_reason = fmt::format("{} is scalar: on tensor cores it {}", to_text(family), obstacle);
+    }
     for (const Machine machine : targets.machines()) {
       for (const auto& widths : widths_of(artifact, family)) {
-        const Configuration c = configure(artifact, result.layout, family, dtype_of(targets, machine), widths);
+        const Configuration c =
+            configure(artifact, result.layout, family, dtype_of(targets, machine), widths, tensor_cores);
         result.kernels.push_back(specify(artifact, c, machine));
       }
     }

@@ -1,6 +1,7 @@
 // From an artifact and targets to the units to generate. Pure: no files, no clock, no environment.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +10,7 @@
 #include "codegen/plan/configuration.h"
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
+#include "formats/layout/vector_launch.h"
 
 namespace kvcc::codegen {
 
@@ -20,6 +22,18 @@ struct TensorTables {
   std::vector<float> scale, zero;  ///< [L, H, D]; empty when they are found online
 };
 
+/// Vector codebooks of one tensor: how its pages are made, and where its arrays lie in Artifact::vectors.
+struct VectorArrays {
+  int steps = 0;                                                ///< of KvccVectorTensor::slots, of every layer
+  int token_bits = 0;                                           ///< of the head and layer with most
+  int table_bytes = 0;                                          ///< of the fp16 tables of the head with most
+  double greatest = 0;                                          ///< magnitude that a decoded channel can have
+  bool transform = false;                                       ///< of every layer
+  std::vector<int32_t> code_words;                              ///< [L] 32-bit words of codes in a page
+  std::vector<std::vector<uint32_t>> head_words;                ///< [L][H] words before each head's codes
+  std::vector<std::array<int64_t, KVCC_VECTOR_ARRAYS>> places;  ///< [L]
+};
+
 /// What compile needs to know of an artifact. A plain description, so that planning and emitting are pure.
 struct Artifact {
   std::string name;            ///< of the file, without folder and extension
@@ -29,12 +43,15 @@ struct Artifact {
   CacheShape shape;
   RopeInfo rope;
   TensorTables key, value;
+  VectorArrays key_vectors, value_vectors;  ///< of vector codebooks, in place of the tables
+  std::string vectors;                      ///< bytes that both point into, as kvcc compile writes them; else empty
 };
 
 struct Targets {
   std::vector<std::string> archs;  ///< "sm_80", …
   Dtype dtype = Dtype::f16;        ///< of what the GPU's kernels read beside the cache
-  std::optional<Layout> layout{};  ///< none: mma-1 where it has all that the artifact needs, else linear-1
+  std::optional<Layout> layout{};  ///< none: vector-1 of vector codebooks; mma-1 where it has all that the artifact
+                                   ///< needs, else linear-1
   std::vector<Family> families{};  ///< empty: all of the layout
   bool cpu = false;                ///< units for the CPU too, or alone where there are no archs
   Dtype cpu_dtype = Dtype::f32;    ///< of what those read beside the cache

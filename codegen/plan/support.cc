@@ -22,6 +22,21 @@ std::string names_of(const std::vector<E>& values) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
+/// Of vector codebooks, whose lists have neither bits nor scales.
+void add_missing_vector(const Choices& list, const TensorConfiguration& t, const std::string& whose,
+                        std::vector<std::string>& reasons) {
+  if (t.steps > kMostSteps) {
+    reasons.push_back(
+        fmt::format("has no {}{} steps of 16 coordinates (it has at most {})", whose, t.steps, kMostSteps));
+  }
+  if (!has(list.transforms, t.transform)) {
+    reasons.push_back(fmt::format("has no units {} a transform", t.transform ? "with" : "without"));
+  }
+  if (!has(list.head_dims, t.head_dim)) {
+    reasons.push_back(fmt::format("has no head dimension {} (it has {})", t.head_dim, fmt::join(list.head_dims, ", ")));
+  }
+}
+
 void add_missing(const Choices& list, const TensorConfiguration& t, const std::string& whose,
                  std::vector<std::string>& reasons) {
   if (!has(list.bits, t.bits)) {
@@ -42,11 +57,20 @@ void add_missing(const Choices& list, const TensorConfiguration& t, const std::s
 std::vector<std::string> missing(const Configuration& c, Machine machine) {
   if (c.family == Family::copy_pages) return {};
   if (c.layout == Layout::linear && c.family == Family::attention) return {"has no attention (layout mma-1 has it)"};
-  const Choices& list = choices(c.layout, c.family);
+  const bool tensor_cores = c.layout == Layout::vector && (c.steps > 0 || c.family == Family::attention);
+  const Choices& list = tensor_cores ? tensor_core_choices(c.family) : choices(c.layout, c.family);
   std::vector<std::string> reasons;
-  add_missing(list, c, "", reasons);
+  if (c.layout == Layout::vector) {
+    add_missing_vector(list, c, "", reasons);
+  } else {
+    add_missing(list, c, "", reasons);
+  }
   if (c.family == Family::attention) {
-    add_missing(list, c.value, "values of ", reasons);
+    if (tensor_cores) {
+      add_missing_vector(list, c.value, "values of ", reasons);
+    } else {
+      add_missing(list, c.value, "values of ", reasons);
+    }
     if (c.value.head_dim != c.head_dim) {
       reasons.push_back(
           fmt::format("has no values of head dimension {} beside keys of {}", c.value.head_dim, c.head_dim));
@@ -58,12 +82,12 @@ std::vector<std::string> missing(const Configuration& c, Machine machine) {
   if (machine == Machine::gpu && !has(list.dtypes, c.dtype)) {
     reasons.push_back(fmt::format("has no dtype {} (it has {})", to_text(c.dtype), names_of(list.dtypes)));
   }
-  const int step = c.layout == Layout::mma ? 16 : 2;
+  const int step = c.layout == Layout::mma || tensor_cores ? 16 : 2;
   if (c.rotary_dim % step != 0 || c.rotary_dim > c.head_dim || (c.rope == RopeKind::none) != (c.rotary_dim == 0)) {
     reasons.push_back(fmt::format("has no rotation of {} channels of {} (it takes a multiple of {})", c.rotary_dim,
                                   c.head_dim, step));
   }
-  if (c.layout == Layout::linear) {
+  if (c.layout != Layout::mma && !tensor_cores) {
     if (c.group_tile < 1 || c.group_tile > KVCC_MAX_GROUP_TILE) {
       reasons.push_back(
           fmt::format("has no tile of {} query heads (it takes at most {})", c.group_tile, int{KVCC_MAX_GROUP_TILE}));

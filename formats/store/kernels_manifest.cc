@@ -1,6 +1,7 @@
 #include "formats/store/kernels_manifest.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -148,9 +149,78 @@ KernelPages pages_from_json(const ordered_json& document, const std::string& whe
   return pages;
 }
 
+ordered_json vectors_json(const KernelsManifest& manifest) {
+  ordered_json document = {{"file", manifest.vectors_file}, {"arrays", vector_arrays()}};
+  for (const auto& [tensor, vectors] : manifest.vectors) {
+    document[tensor] = {
+        {"head_dim", vectors.head_dim}, {"transform", vectors.transform ? 1 : 0}, {"places", vectors.places}};
+  }
+  return document;
+}
+
+KernelVectors vectors_from_json(const ordered_json& document, const std::string& where) {
+  KernelVectors vectors;
+  vectors.head_dim = json_count(document, "head_dim", where);
+  vectors.transform = json_count(document, "transform", where) != 0;
+  vectors.places = json_member<std::vector<std::vector<int64_t>>>(document, "places", where);
+  for (const std::vector<int64_t>& layer : vectors.places) {
+    if (layer.size() != vector_arrays().size()) {
+      throw bad_input(where, fmt::format("'places' of {} arrays", layer.size()),
+                      fmt::format("{}", vector_arrays().size()));
+    }
+    for (const int64_t place : layer) {
+      if (place < -1) throw bad_input(where, fmt::format("'places' has {}", place), "-1 or more");
+    }
+  }
+  return vectors;
+}
+
+void read_vectors(const ordered_json& document, const std::string& place, KernelsManifest& manifest) {
+  const std::string where = place + ", vectors";
+  manifest.vectors_file = json_member<std::string>(document, "file", where);
+  check_name(manifest.vectors_file, where);
+  if (json_member<std::vector<std::string>>(document, "arrays", where) != vector_arrays()) {
+    throw bad_input(where, "other 'arrays' than those of layout vector-1",
+                    fmt::format("{}", fmt::join(vector_arrays(), ", ")));
+  }
+  for (const char* tensor : {"key", "value"}) {
+    if (!document.contains(tensor)) continue;
+    manifest.vectors[tensor] =
+        vectors_from_json(json_member<ordered_json>(document, tensor, where), where + " of " + tensor);
+  }
+}
+
+/// What is wrong with the file of the vector codebooks.
+void check_vectors(const KernelsManifest& manifest, const std::filesystem::path& root,
+                   std::vector<std::string>& problems) {
+  if (manifest.vectors_file.empty()) return;
+  if (!manifest.files.contains(manifest.vectors_file)) {
+    problems.push_back(fmt::format("vectors: file {} is not listed", manifest.vectors_file));
+  }
+  std::error_code error;
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(root / manifest.vectors_file, error));
+  if (error) return;  // missing: told of the files
+  for (const auto& [tensor, vectors] : manifest.vectors) {
+    for (size_t l = 0; l < vectors.places.size(); ++l) {
+      for (const int64_t place : vectors.places[l]) {
+        if (place < bytes) continue;
+        problems.push_back(fmt::format("vectors of {}, layer {}: an array at byte {} of {}", tensor, l, place, bytes));
+      }
+    }
+  }
+}
+
 std::string manifest_file(const std::string& folder) { return folder + "/kernels.json"; }
 
 }  // namespace
+
+const std::vector<std::string>& vector_arrays() {
+  static const std::vector<std::string> names = {
+      "head_words", "token_bits", "first_quad", "quads",       "tables",    "places",        "place",       "constant",
+      "inverse",    "active",     "mean",       "active_mean", "forward",   "forward_mean",  "first_group", "groups",
+      "planes",     "heads",      "slots",      "rows",        "fragments", "fragment_mean", "back"};
+  return names;
+}
 
 ordered_json to_json(const KernelsManifest& manifest) {
   ordered_json document;
@@ -163,6 +233,7 @@ ordered_json to_json(const KernelsManifest& manifest) {
   document["layout"] = manifest.layout;
   document["pages"] = ordered_json::object();
   for (const auto& [tensor, pages] : manifest.pages) document["pages"][tensor] = pages_json(pages);
+  if (!manifest.vectors_file.empty()) document["vectors"] = vectors_json(manifest);
   document["tool_version"] = manifest.tool_version;
   document["nvcc_version"] = manifest.nvcc_version;
   if (!manifest.cxx_version.empty()) {
@@ -187,13 +258,16 @@ KernelsManifest kernels_from_json(const ordered_json& document, const std::strin
   manifest.scheme = json_member<std::string>(document, "scheme", place);
   manifest.model = json_member<std::string>(document, "model", place);
   manifest.layout = json_member<std::string>(document, "layout", place);
-  if (manifest.layout != "linear-1" && manifest.layout != "mma-1") {
-    throw bad_input(place, fmt::format("'layout' is \"{}\"", manifest.layout), "linear-1 or mma-1");
+  if (manifest.layout != "linear-1" && manifest.layout != "mma-1" && manifest.layout != "vector-1") {
+    throw bad_input(place, fmt::format("'layout' is \"{}\"", manifest.layout), "linear-1, mma-1 or vector-1");
   }
   if (document.contains("pages")) {  // since 1.1
     for (const auto& [tensor, pages] : json_member<std::map<std::string, ordered_json>>(document, "pages", place)) {
       manifest.pages[tensor] = pages_from_json(pages, place + ", pages of " + tensor);
     }
+  }
+  if (manifest.layout == "vector-1") {  // since 1.3
+    read_vectors(json_member<ordered_json>(document, "vectors", place), place, manifest);
   }
   manifest.tool_version = json_member<std::string>(document, "tool_version", place);
   manifest.nvcc_version = json_member<std::string>(document, "nvcc_version", place);
@@ -239,6 +313,7 @@ std::vector<std::string> validate_kernels(const std::string& folder) {
       if (!fault.empty()) problems.push_back(name + ": " + fault);
     }
   }
+  check_vectors(manifest, root, problems);
   std::set<std::pair<std::string, std::string>> seen;
   for (const KernelEntry& entry : manifest.kernels) {
     const std::string what = fmt::format("kernel {} ({})", entry.name, entry.arch);

@@ -11,7 +11,7 @@
 namespace kvcc {
 
 /// Of what is written. Readers refuse a higher version, and know what a higher minor one adds by its members.
-inline constexpr int kKernelsSchema = 1, kKernelsSchemaMinor = 2;
+inline constexpr int kKernelsSchema = 1, kKernelsSchemaMinor = 3;
 
 /// KernelEntry::arch of units of the CPU.
 inline constexpr char kCpuArch[] = "cpu";
@@ -62,15 +62,26 @@ struct KernelPages {
   int default_capacity = 0;                       ///< records of a page (linear-1), of a tile (mma-1)
 };
 
+/// Vector codebooks of keys or values (layout vector-1): where their arrays lie in KernelsManifest::vectors_file.
+struct KernelVectors {
+  int head_dim = 0;
+  bool transform = false;                    ///< KvccVectorTensor.transform
+  std::vector<std::vector<int64_t>> places;  ///< [L][kVectorArrays]; -1: there is none
+};
+/// Names of the arrays, in the order of KVCC_VECTOR_… (formats/layout/vector_launch.h).
+const std::vector<std::string>& vector_arrays();
+
 struct KernelsManifest {
   std::string content_sha256;           ///< of the artifact the kernels were made from
   std::string artifact, scheme, model;  ///< for people
   std::string layout = "linear-1";
   std::string tool_version;
   std::map<std::string, KernelPages> pages;  ///< of "key" and "value" where they have codes; empty from writers of 1.0
-  std::string nvcc_version;                  ///< "" when only sources were written
-  std::string cxx_version, highway_version;  ///< "" when no unit of the CPU was compiled
-  std::map<std::string, std::string> files;  ///< every file of the folder but this one: name to sha256
+  std::string vectors_file;                  ///< of vector-1; else ""
+  std::map<std::string, KernelVectors> vectors;  ///< of "key" and "value", with it
+  std::string nvcc_version;                      ///< "" when only sources were written
+  std::string cxx_version, highway_version;      ///< "" when no unit of the CPU was compiled
+  std::map<std::string, std::string> files;      ///< every file of the folder but this one: name to sha256
   std::vector<KernelEntry> kernels;
 };
 

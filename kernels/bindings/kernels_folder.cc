@@ -54,7 +54,7 @@ Unit read_unit(const KernelEntry& entry, const std::string& folder) {
 KernelsFolder::KernelsFolder(const std::string& folder) : folder_(folder), manifest_(read_kernels_manifest(folder)) {
   if (manifest_.layout != mma::kLayoutId) {
     throw bad_input(folder, "kernels of layout " + manifest_.layout, mma::kLayoutId,
-                    "kvcc compile with --layout " + std::string(mma::kLayoutId));
+                    manifest_.layout == "linear-1" ? "kvcc compile with --layout " + std::string(mma::kLayoutId) : "");
   }
   const Scheme scheme = parse_scheme(manifest_.scheme);
   sink_ = scheme.sink;

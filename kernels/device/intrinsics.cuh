@@ -288,6 +288,14 @@ KVCC_HD inline uint32_t rotate_right(uint32_t x, uint32_t n) {
   return n % 32u ? x >> n % 32u | x << (32u - n % 32u) : x;
 #endif
 }
+/// Bits n to n + 31 of (high, low), n in [0, 31].
+KVCC_HD inline uint32_t funnel_right(uint32_t low, uint32_t high, uint32_t n) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_r(low, high, n);
+#else
+  return n == 0 ? low : low >> n | high << (32u - n);
+#endif
+}
 /// Number of the lowest set bit of x, which is not 0.
 KVCC_HD inline uint32_t first_bit(uint32_t x) {
 #if defined(__CUDA_ARCH__)

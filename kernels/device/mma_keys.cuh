@@ -94,6 +94,48 @@ KVCC_DEVICE int32_t query_exponent(float greatest) {
   return larger(smaller(12 - exponent, 100), -100);
 }
 
+/// Fills in the queries: `queries` of the rows at `query` are real, the others 0. A barrier must follow.
+template <class Config, class Tables>
+KVCC_DEVICE void fill_queries(Tables& s, const void* query, int64_t first_row, int queries, int group, float multiplier,
+                              const Lane& at) {
+  constexpr int D = Tables::D;
+  for (int q = static_cast<int>(at.warp); q < group; q += kMmaWarps) {
+    float greatest = 0;
+    for (int i = static_cast<int>(at.lane); i < D; i += 32) {
+      const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + i) : 0.0f;
+      greatest = maximum(greatest, magnitude(multiply(x, multiplier)));
+    }
+    for (uint32_t lanes = 16; lanes > 0; lanes /= 2) greatest = maximum(greatest, shuffle_xor(greatest, lanes));
+    const int32_t exponent = query_exponent(greatest);
+    const float scale = power_of_two(exponent);
+    if (at.lane == 0) s.back[q] = power_of_two(-exponent);
+    for (int i = static_cast<int>(at.lane); i < Tables::kSteps * 16; i += 32) {
+      const int step = i / 16, column = i % 16 / 4, second = i % 4 / 2;
+      const int channel = Tables::octet(step, second) * 8 + 2 * column + i % 2;
+      const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + channel) : 0.0f;
+      const float scaled = multiply(multiply(x, multiplier), scale);
+      s.query[((q / 8 * Tables::kSteps + step) * 32 + q % 8 * 4 + column) * 4 + i % 4] = scaled;
+    }
+  }
+}
+
+/// Fills in the relative rotary table, where it lies in shared memory. A barrier must follow.
+template <class Config, class Tables>
+KVCC_DEVICE void fill_relative(Tables& s, const KvccCache& c, const KvccRope& rope, uint32_t thread) {
+  if constexpr (Tables::kRelativeHere) {
+    const int32_t first = c.sink % KVCC_ROPE_BLOCK;
+    for (int i = static_cast<int>(thread); i < KVCC_ROPE_BLOCK * Tables::kTurned * 4; i += KVCC_THREADS) {
+      const int slot = i / (Tables::kTurned * 4), step = i / 4 % Tables::kTurned, column = i % 4;
+      const Words<2> entry = RelativeRow<Config>(rope, first + slot, static_cast<uint32_t>(column)).entry(0, step);
+      uint32_t* to = s.relative + slot * Tables::kRowWords + (step * 4 + column) * 2;
+      if constexpr (Tables::kTwo)
+        to = s.relative + slot * Tables::kRowWords + (step / 2 * 4 + column) * 4 + step % 2 * 2;
+      to[0] = entry.word[0];
+      to[1] = entry.word[1];
+    }
+  }
+}
+
 /// Fills the tables of one head. `queries` of the rows at `query` are real, the others 0. A barrier must follow.
 template <class Tables, class Config>
 KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& rope, int32_t head, const void* query,
@@ -120,36 +162,8 @@ KVCC_DEVICE void fill_key_tables(Tables& s, const KvccCache& c, const KvccRope& 
       }
     }
   }
-  for (int q = static_cast<int>(at.warp); q < group; q += kMmaWarps) {
-    float greatest = 0;
-    for (int i = static_cast<int>(at.lane); i < D; i += 32) {
-      const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + i) : 0.0f;
-      greatest = maximum(greatest, magnitude(multiply(x, multiplier)));
-    }
-    for (uint32_t lanes = 16; lanes > 0; lanes /= 2) greatest = maximum(greatest, shuffle_xor(greatest, lanes));
-    const int32_t exponent = query_exponent(greatest);
-    const float scale = power_of_two(exponent);
-    if (at.lane == 0) s.back[q] = power_of_two(-exponent);
-    for (int i = static_cast<int>(at.lane); i < Tables::kSteps * 16; i += 32) {
-      const int step = i / 16, column = i % 16 / 4, second = i % 4 / 2;
-      const int channel = Tables::octet(step, second) * 8 + 2 * column + i % 2;
-      const float x = q < queries ? load<Config::kDtype>(query, (first_row + q) * D + channel) : 0.0f;
-      const float scaled = multiply(multiply(x, multiplier), scale);
-      s.query[((q / 8 * Tables::kSteps + step) * 32 + q % 8 * 4 + column) * 4 + i % 4] = scaled;
-    }
-  }
-  if constexpr (Tables::kRelativeHere) {
-    const int32_t first = c.sink % KVCC_ROPE_BLOCK;
-    for (int i = static_cast<int>(thread); i < KVCC_ROPE_BLOCK * Tables::kTurned * 4; i += KVCC_THREADS) {
-      const int slot = i / (Tables::kTurned * 4), step = i / 4 % Tables::kTurned, column = i % 4;
-      const Words<2> entry = RelativeRow<Config>(rope, first + slot, static_cast<uint32_t>(column)).entry(0, step);
-      uint32_t* to = s.relative + slot * Tables::kRowWords + (step * 4 + column) * 2;
-      if constexpr (Tables::kTwo)
-        to = s.relative + slot * Tables::kRowWords + (step / 2 * 4 + column) * 4 + step % 2 * 2;
-      to[0] = entry.word[0];
-      to[1] = entry.word[1];
-    }
-  }
+  fill_queries<Config>(s, query, first_row, queries, group, multiplier, at);
+  fill_relative<Config>(s, c, rope, thread);
 }
 
 /// B fragments of step k of the queries, turned by -64 positions times the number of the base tables' row at `cosine`

@@ -30,7 +30,7 @@ struct VectorDequantise {
     const KvccCache& c = p.dequantise.cache;
     const int32_t head = static_cast<int32_t>(b.y), first = begin(p, b), length = c.lengths[b.z];
     if (k == 0) {
-      decode_vectors<Config>(c, p.tensor, b.z, head, first, length, thread, shared.tile);
+      decode_vectors(c, p.tensor, b.z, head, first, length, thread, shared.tile);
     } else if (k == 1) {
       transform_vectors<Config>(c, p.tensor, head, first, length, thread, shared.tile);
     } else {

@@ -42,7 +42,7 @@ struct VectorKeyScores {
     const KvccCache& c = p.scores.cache;
     switch (k) {
       case 0:
-        decode_vectors<Config>(c, p.tensor, b.z, at.head, at.first, at.length, thread, shared.tile);
+        decode_vectors(c, p.tensor, b.z, at.head, at.first, at.length, thread, shared.tile);
         break;
       case 1:
         transform_vectors<Config>(c, p.tensor, at.head, at.first, at.length, thread, shared.tile);

@@ -11,13 +11,14 @@
 
 namespace kvcc::device {
 
-/// The odd stride lets a warp's threads, each at its own token and the same channel, hit 32 different banks.
-template <class Config>
+/// The odd stride lets a warp's threads, each at its own token and the same channel, hit 32 different banks. kApart:
+/// coordinates lie beside values; else a packed token's take its row in `value`.
+template <class Config, bool kApart = Config::kTransform>
 struct VectorTile {
   static constexpr int kTokens = Config::kHeadDim <= 128 ? 32 : 16;  // kvcc_tile_tokens
   static constexpr int kStride = Config::kHeadDim | 1;
   float value[kTokens * kStride];
-  float z[Config::kTransform ? kTokens * kStride : 1];  ///< coordinates, with a transform
+  float z[kApart ? kTokens * kStride : 1];  ///< coordinates, with a transform
 };
 
 /// Tile of a head in page i of sequence s.
@@ -32,12 +33,12 @@ KVCC_HD inline uint32_t vector_code(const KvccVectorTensor& t, const uint8_t* ti
                                static_cast<uint32_t>(quad.first_bit), static_cast<uint32_t>(quad.bits));
 }
 
-/// Phase: positions [first, first + kTokens) below `length`. Packed ones: coordinates to `z`, or without a transform
-/// channels to `value`, constant ones too. Exact ones: channels to `value`. A thread takes a token's quads in turn with
-/// the others of its token.
-template <class Config>
+/// Phase: positions [first, first + kTokens) below `length`. Packed ones: coordinates to `z` (or `value`, kApart), or
+/// without a transform channels to `value`, constant ones too. Exact ones: channels to `value`. A thread takes a
+/// token's quads in turn with the others of its token.
+template <class Config, bool kApart>
 KVCC_HD inline void decode_vectors(const KvccCache& c, const KvccVectorTensor& t, uint32_t s, int32_t head,
-                                   int32_t first, int32_t length, int thread, VectorTile<Config>& tile) {
+                                   int32_t first, int32_t length, int thread, VectorTile<Config, kApart>& tile) {
   constexpr int D = Config::kHeadDim, kTokens = VectorTile<Config>::kTokens, kParts = KVCC_THREADS / kTokens;
   const int token = thread % kTokens, part = thread / kTokens;
   const int32_t p = first + token;
@@ -49,7 +50,7 @@ KVCC_HD inline void decode_vectors(const KvccCache& c, const KvccVectorTensor& t
     for (int i = part; i < D; i += kParts) value[i] = half_to_float(c.exact[exact + i]);
     return;
   }
-  float* const to = Config::kTransform ? tile.z + token * VectorTile<Config>::kStride : value;
+  float* const to = kApart ? tile.z + token * VectorTile<Config>::kStride : value;
   const int64_t base = static_cast<int64_t>(head) * D;
   // Places that quads give come first in `place`, the others after them.
   for (int i = t.places[head] + part; i < D; i += kParts) to[t.place[base + i]] = t.constant[base + t.place[base + i]];

@@ -1,11 +1,12 @@
 // value_mix, vector codebooks: one block walks a part of the context tile by tile, and adds the coordinates of one KV
 // head's values, each weighted, for up to kGroupTile queries of the head's group. The inverse transform is linear: it
 // is applied once, to the sums. ValueMerge (value_mix.cuh) then adds the parts in ascending order.
-//   grid  kvcc_grid_value_mix
+//   grid  kvcc_grid_value_mix; of the merge kvcc_grid_value_merge
 //   order coordinates and exact rows are summed over ascending positions of the split, one fused multiply-add each; the
 //         transform's sum is over coordinates ascending
 #pragma once
 
+#include "kernels/device/value_mix.cuh"
 #include "kernels/device/vector_tile.cuh"
 
 namespace kvcc::device {
@@ -13,7 +14,7 @@ namespace kvcc::device {
 template <class Config>
 struct VectorValueMix {
   using Params = KvccVectorValueMixParams;
-  using TileType = VectorTile<Config>;
+  using TileType = VectorTile<Config, false>;  // no tile is transformed
   static constexpr int kThreads = KVCC_THREADS;
   static constexpr int D = Config::kHeadDim, G = Config::kGroupTile, kTokens = TileType::kTokens;
   static constexpr bool kTransform = Config::kTransform;
@@ -54,7 +55,7 @@ struct VectorValueMix {
     }
     const int32_t first = (at.tile_first + (k - 1) / 2) * kTokens;
     if ((k - 1) % 2 == 0) {
-      decode_vectors<Config>(p.mix.cache, p.tensor, b.z, at.head, first, at.length, thread, shared.tile);
+      decode_vectors(p.mix.cache, p.tensor, b.z, at.head, first, at.length, thread, shared.tile);
       load_weights(p, b, at, first, thread, shared);
     } else {
       accumulate(p, at, first, thread, shared);
@@ -82,7 +83,7 @@ struct VectorValueMix {
         const float weight = shared.weight[g * kTokens + t];
         const bool packed = exact_row(p.mix.cache, first + t, at.length) < 0;
         if (kTransform && packed) {
-          coordinate = fused_multiply_add(weight, shared.tile.z[t * TileType::kStride + d], coordinate);
+          coordinate = fused_multiply_add(weight, shared.tile.value[t * TileType::kStride + d], coordinate);
           total = add(total, weight);
         } else {
           sum = fused_multiply_add(weight, shared.tile.value[t * TileType::kStride + d], sum);
@@ -111,6 +112,19 @@ struct VectorValueMix {
         p.mix.partial[((static_cast<int64_t>(b.z) * p.mix.splits + b.x) * rows + row) * D + d] = out;
       }
     }
+  }
+};
+
+/// Adds the splits of VectorValueMix. Launched only when splits > 1.
+template <class Config>
+struct VectorValueMerge {
+  using Params = KvccVectorValueMixParams;
+  using Scalar = ValueMerge<Config>;
+  using Shared = typename Scalar::Shared;
+  static constexpr int kThreads = Scalar::kThreads;
+  static KVCC_HD int phases(const Params& p, const Block& b) { return Scalar::phases(p.mix, b); }
+  static KVCC_HD void phase(int k, const Params& p, const Block& b, int thread, Shared& shared) {
+    Scalar::phase(k, p.mix, b, thread, shared);
   }
 };
 

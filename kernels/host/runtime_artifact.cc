@@ -167,7 +167,7 @@ class Reader {
 
   void read_vector_tensor(PackedTensor& t) {
     t.vectors = read_vectors(fields_, t.name(), out_.shape.layers, out_.shape.kv_heads, t.head_dim);
-    for (const cpu::VectorTables& layer : t.vectors) {
+    for (const VectorTables& layer : t.vectors) {
       t.head_words.insert(t.head_words.end(), layer.head_words().begin(), layer.head_words().end());
       // A page has at least 128 bytes.
       t.code_words.push_back(static_cast<int32_t>(std::max(layer.code_words(), vector_page::kPageAlign / 4u)));

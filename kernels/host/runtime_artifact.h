@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "formats/codec/vector_tables.h"
 #include "formats/core/model_info.h"
 #include "formats/core/scheme.h"
 #include "formats/layout/mma.h"
 #include "formats/layout/vector.h"
-#include "kernels/cpu/vector_tables.h"
 
 namespace kvcc::host {
 
@@ -33,7 +33,7 @@ struct PackedTensor {
   std::vector<int32_t> code_words;   ///< [L] of a page
   std::vector<uint32_t> head_words;  ///< [L, H] first word of a head's codes in a page; empty when all have one width
 
-  std::vector<cpu::VectorTables> vectors;  ///< [L] of vector codebooks; then levels, bits and scales are empty
+  std::vector<VectorTables> vectors;  ///< [L] of vector codebooks; then levels, bits and scales are empty
   bool is_vector() const { return !vectors.empty(); }
 
   const char* name() const { return tensor == mma::Tensor::key ? "key" : "value"; }

@@ -32,7 +32,7 @@ bool is_finite_half(uint16_t h) { return (h & 0x7c00u) != 0x7c00u; }
 void check_vector_page(const PackedTensor& tensor, int layer, uint32_t code_words, const uint8_t* page, int slots,
                        const std::string& place) {
   std::vector<uint8_t> codes(uint64_t{code_words} * 4);
-  const cpu::VectorTables& tables = tensor.vectors[layer];
+  const VectorTables& tables = tensor.vectors[layer];
   const KvccVectorTensor& t = tables.tensor();
   for (size_t h = 0; h < tables.head_words().size(); ++h) {
     uint8_t* const tile = codes.data() + size_t{tables.head_words()[h]} * 4;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "formats/core/error.h"
+#include "kernels/cpu/vector_units.h"
 
 namespace kvcc::host {
 namespace {

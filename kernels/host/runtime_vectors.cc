@@ -32,8 +32,8 @@ std::vector<T> layer_of(const std::vector<T>& all, int layer, size_t each) {
 
 }  // namespace
 
-std::vector<cpu::VectorTables> read_vectors(const FileFields& fields, const std::string& name, int layers, int heads,
-                                            int dim) {
+std::vector<VectorTables> read_vectors(const FileFields& fields, const std::string& name, int layers, int heads,
+                                       int dim) {
   const std::string turned = "rotation/" + name + "/";
   const std::vector<int64_t> coordinates = {layers, heads, dim}, matrices = {layers, heads, dim, dim};
   const auto width = bytes_of(fields, name + "/group_width", coordinates);
@@ -43,7 +43,7 @@ std::vector<cpu::VectorTables> read_vectors(const FileFields& fields, const std:
   const auto inverse = finite(fields, turned + "inverse", matrices);
   const auto vectors = finite(fields, name + "/vectors", {-1});
   const size_t row = static_cast<size_t>(heads) * dim;
-  std::vector<cpu::VectorTables> tables;
+  std::vector<VectorTables> tables;
   size_t begin = 0;
   for (int l = 0; l < layers; ++l) {
     size_t numbers = 0;

@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <memory>
 
-#include "kernels/cpu/vector_tables.h"
+#include "formats/codec/vector_tables.h"
+#include "kernels/cpu/vector_units.h"
 #include "kernels/host/rope_table.h"
 #include "kernels/reference/attention.h"
 #include "kernels/reference/vector_cache.h"
@@ -40,7 +41,7 @@ class PackedVectors {
   struct Side {
     Side(const Layer& layer, VectorGroups groups, const std::vector<float>& rows);
     VectorQuantiser quantiser;
-    cpu::VectorTables tables;
+    VectorTables tables;
     reference::VectorCache cache;  ///< of the distinct tokens
     Memory pages;                  ///< [copies, N, page_bytes]
   };

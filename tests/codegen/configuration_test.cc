@@ -12,7 +12,16 @@ namespace kvcc::codegen {
 namespace {
 
 void choose_tensor(TensorConfiguration& t) {
-  t.grid = *rc::gen::element(Grid::integer, Grid::normal_float, Grid::nuq);
+  t.grid = *rc::gen::element(Grid::integer, Grid::normal_float, Grid::nuq, Grid::vector);
+  if (t.grid == Grid::vector) {
+    t.transform = *rc::gen::arbitrary<bool>();
+    t.head_dim = *rc::gen::inRange(1, 513);
+    if (*rc::gen::arbitrary<bool>()) return;
+    t.steps = *rc::gen::inRange(1, 12);
+    t.token_bits = *rc::gen::inRange(1, 513);
+    t.table_kib = *rc::gen::inRange(1, 129);
+    return;
+  }
   t.bits = *rc::gen::inRange(1, 9);
   t.mixed = *rc::gen::arbitrary<bool>();
   t.axis = *rc::gen::element(Axis::channel, Axis::token);
@@ -35,7 +44,7 @@ Configuration any_configuration() {
   }
   if (takes_group(c.family)) c.group_tile = *rc::gen::inRange(1, 17);
   c.dtype = *rc::gen::element(Dtype::f16, Dtype::bf16, Dtype::f32);
-  c.layout = *rc::gen::element(Layout::linear, Layout::mma);
+  c.layout = *rc::gen::element(Layout::linear, Layout::mma, Layout::vector);
   return c;
 }
 
@@ -69,6 +78,23 @@ TEST(Names, AreAsDocumented) {
   c.layout = Layout::mma;
   EXPECT_EQ(name(c), "attention_nuq3_channel_d64_csr_half64_v_nuq3_token_d64_tail_g8_f16__mma1");
   c = {};
+  c.family = Family::value_mix;
+  c.grid = Grid::vector;
+  c.transform = true;
+  c.head_dim = 128;
+  c.group_tile = 4;
+  c.layout = Layout::vector;
+  EXPECT_EQ(name(c), "value_mix_vq_head_d128_g4_f16__vector1");
+  c.family = Family::pack_key;
+  c.transform = false;
+  EXPECT_EQ(name(c), "pack_key_vq_channels_d128_f16__vector1");
+  c.family = Family::key_scores;
+  c.steps = 8;
+  c.token_bits = 256;
+  c.table_kib = 32;
+  c.group_tile = 8;
+  EXPECT_EQ(name(c), "key_scores_vq_channels_d128_s8_b256_t32_norope_g8_f16__vector1");
+  c = {};
   c.family = Family::copy_pages;
   c.layout = Layout::any;
   EXPECT_EQ(name(c), "copy_pages__any");
@@ -88,8 +114,10 @@ TEST(Names, WrongOnesAreRefusedWithThePart) {
   EXPECT_THAT(message("key_score_nuq3"), HasSubstr("a family"));
   EXPECT_THAT(message("pack_key_nuq9_channel_d64_csr_f16__linear1"), HasSubstr("\"9_channel"));
   EXPECT_THAT(message("pack_key_nuq03_channel_d64_csr_f16__linear1"), HasSubstr("bits"));
-  EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_f16__mma2"), HasSubstr("linear1 or mma1"));
+  EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_f16__mma2"), HasSubstr("linear1, mma1 or vector1"));
   EXPECT_THAT(message("attention_nuq3_channel_d64_csr_half64_g8_f16__mma1"), HasSubstr("\"_v\""));
+  EXPECT_THAT(message("pack_key_vq_layer_d64_f16__vector1"), HasSubstr("head or channels"));
+  EXPECT_THAT(message("pack_key_vq_head_d64_csr_f16__vector1"), HasSubstr("f16, bf16 or f32"));
   EXPECT_THAT(message("copy_pages__mma1"), HasSubstr("\"__any\""));
   EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_f16__linear1x"), HasSubstr("nothing more"));
   EXPECT_THAT(message("pack_key_nuq3_channel_d64_csr_g3_f16__linear1"), HasSubstr("f16, bf16 or f32"));
@@ -108,8 +136,17 @@ TEST(Lists, EveryListedConfigurationExistsAndNamesAreUnique) {
       ++count;
     }
   }
+  for (const Family family : families_of(Layout::vector)) {
+    if (family == Family::copy_pages || family == Family::attention)
+      continue;  // of tensor cores: any room there may be
+    for (const Configuration& c : listed(family, {1, 3, 8}, Layout::vector)) {
+      ASSERT_EQ(missing(c), std::vector<std::string>{}) << name(c);
+      names.insert(name(c));
+      ++count;
+    }
+  }
   EXPECT_EQ(names.size(), count);
-  EXPECT_GT(count, 5000u);
+  EXPECT_GT(count, 5500u);
 }
 
 TEST(Lists, WhatIsMissingIsNamed) {
@@ -123,6 +160,29 @@ TEST(Lists, WhatIsMissingIsNamed) {
   const std::vector<std::string> reasons = missing(c);
   EXPECT_EQ(reasons.size(), 5u) << testing::PrintToString(reasons);
   EXPECT_THAT(reasons, testing::Contains(testing::HasSubstr("no head dimension 72 (it has 16, 32, 64")));
+}
+
+TEST(Lists, WhatLayoutVectorIsMissingIsNamed) {
+  Configuration c;
+  c.layout = Layout::vector;
+  c.grid = Grid::vector;
+  c.head_dim = 48;
+  c.rope = RopeKind::half;
+  c.rotary_dim = 49;
+  c.group_tile = 9;
+  EXPECT_THAT(missing(c), testing::UnorderedElementsAre(testing::HasSubstr("has no head dimension 48 (it has 16, 32"),
+                                                        testing::HasSubstr("has no rotation of 49 channels of 48"),
+                                                        testing::HasSubstr("has no tile of 9 query heads")));
+  c.family = Family::attention;  // on tensor cores
+  c.head_dim = c.value.head_dim = 64;
+  c.value.grid = Grid::vector;
+  c.rotary_dim = 24;
+  c.group_tile = 8;
+  c.steps = 4;
+  c.value.steps = kMostSteps + 2;
+  EXPECT_THAT(missing(c),
+              testing::UnorderedElementsAre(testing::HasSubstr("has no values of 12 steps of 16 coordinates"),
+                                            testing::HasSubstr("24 channels of 64 (it takes a multiple of 16)")));
 }
 
 TEST(Lists, WhatLayoutMmaIsMissingIsNamed) {

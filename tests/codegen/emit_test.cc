@@ -67,6 +67,29 @@ TEST(Golden, UnitsAndHeader) {
   }
 }
 
+TEST(Golden, UnitsAndHeaderOfVectorCodebooks) {
+  for (const char* scheme : {"kvcc-2-head", "kvcc-2-channels"}) {
+    const Artifact artifact = made::kernel_artifact(scheme, 2, 2, 3, 64, 64);
+    const Plan p = plan(artifact, {});
+    const std::string folder = scheme + std::string("kvcc-2-").size();
+    for (const KernelSpec& spec : p.kernels) {
+      if (spec.configuration.family == Family::copy_pages) continue;  // as of the other layouts
+      expect_golden("vector_" + folder + "/" + spec.name + ".cu", emit_unit(artifact, spec, templates(), "0.0.0"));
+    }
+    expect_golden("vector_" + folder + "/kvcc_tiny_3.h", emit_header(artifact, p, templates(), "0.0.0"));
+  }
+}
+
+TEST(Unit, OfVectorCodebooksIsTheSameForEveryCodebookOfItsForm) {
+  const auto text = [](float seed) {
+    Codebook book = made::kernel_codebook("kvcc-2-head", 1, 2, 3, 64, 64);
+    for (float& x : book.key.vectors) x += seed;
+    const Artifact artifact = describe(book, "a" + std::to_string(seed));
+    return emit_unit(artifact, plan(artifact, {}).kernels.at(0), templates(), "0.0.0");
+  };
+  EXPECT_EQ(text(0), text(1));
+}
+
 TEST(Unit, IsShortBesideItsTable) {
   const Artifact artifact = made::kernel_artifact("kvcc-nuq3-1%-sink1", 2, 2, 3, 64, 64);
   for (const KernelSpec& spec : plan(artifact, {}).kernels) {
@@ -126,6 +149,27 @@ TEST(Entries, OfTwoStagesAreInTheOrderOfTheirLaunches) {
                                            "attention_merge 1 splits > 1 kvcc_grid_mma_attention_merge",
                                            "value_mix 0 always kvcc_grid_mma_value_mix",
                                            "value_merge 1 splits > 1 kvcc_grid_value_merge"));
+}
+
+TEST(Pages, OfVectorCodebooks) {
+  const Artifact artifact = made::kernel_artifact("kvcc-2-head", 2, 2, 3, 64, 64);
+  const PageRule key = page_rule(artifact, Layout::vector, true);
+  EXPECT_EQ(key.function, "kvcc_vector_page_bytes");
+  ASSERT_EQ(key.head_words.size(), 2u);
+  for (int l = 0; l < 2;
+       ++l) {  // groups of 2 and 4 coordinates in turn, of 0 to 3 bits in turn from the unit's number on
+    uint32_t words = 0;
+    for (int h = 0; h < 2; ++h) {
+      EXPECT_EQ(key.head_words[l][h], words);
+      uint32_t bits = 0, group = 2 * l + h;
+      for (int at = 0; at < 64; ++group) {
+        bits += group % 4;
+        at += group % 2 == 0 ? 2 : 4;
+      }
+      words += 8 * ((2 * bits + 7) / 8);
+    }
+    EXPECT_EQ(key.code_words[l], static_cast<int32_t>(words));
+  }
 }
 
 TEST(Pages, AreThoseOfTheLayout) {

@@ -14,6 +14,7 @@ using namespace codegen;
 
 inline TensorSpec tensor_spec(const TensorConfiguration& t) {
   TensorSpec spec;
+  if (t.grid == Grid::vector) return spec;  // its units embed no tables
   const int codes = 1 << t.bits;
   for (int i = 0; i < 4 * codes; ++i) {
     spec.levels.push_back(-1.0f + 2.0f * static_cast<float>(i % codes) / static_cast<float>(codes));
@@ -67,18 +68,23 @@ inline Configuration draw_by_block(std::mt19937& random) {
   }
 }
 
-/// NAME; "@shipped": the rows of layout mma-1; "@FAMILY": all of its list of linear-1; "@drawn:SEED:COUNT", and
+/// NAME; "@shipped": the rows of layouts mma-1 and vector-1, "@shipped:mma" without the latter; "@FAMILY": all of its
+/// list of linear-1, "@vector:FAMILY" of vector-1; "@drawn:SEED:COUNT", and
 /// "@by_block:SEED:COUNT", of readers whose blocks take each page together.
 inline std::vector<Configuration> configurations(const std::string& text) {
   std::vector<Configuration> result;
   if (text.at(0) != '@') return {parse_configuration(text)};
-  if (text == "@shipped") {
-    for (const Shipped& row : shipped()) result.push_back(row.configuration);
+  if (text == "@shipped" || text == "@shipped:mma") {
+    for (const Shipped& row : shipped()) {
+      if (text == "@shipped" || row.configuration.layout != Layout::vector) result.push_back(row.configuration);
+    }
   } else if (text.starts_with("@drawn:") || text.starts_with("@by_block:")) {
     const size_t seed = text.find(':') + 1, colon = text.find(':', seed);
     const auto draw_one = text.starts_with("@drawn:") ? draw : draw_by_block;
     std::mt19937 random(std::stoul(text.substr(seed, colon - seed)));
     for (unsigned long i = std::stoul(text.substr(colon + 1)); i > 0; --i) result.push_back(draw_one(random));
+  } else if (text.starts_with("@vector:")) {
+    result = listed(parse_families(text.substr(8)).at(0), {1, 8}, Layout::vector);
   } else {
     result = listed(parse_families(text.substr(1)).at(0), {1, 8});
   }

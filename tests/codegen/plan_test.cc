@@ -218,6 +218,68 @@ TEST(Plan, FullPrecisionTensorsAreSkippedByName) {
   EXPECT_EQ(plan(artifact, {}).skipped[1].reason, "values stay at full precision");
 }
 
+TEST(Plan, VectorCodebooksHaveALayoutOfTheirOwn) {
+  const Artifact artifact = made::kernel_artifact("kvcc-2-head", 2, 2, 3, 64, 128);
+  EXPECT_TRUE(artifact.key_vectors.transform && artifact.value_vectors.transform);
+  const Plan p = plan(artifact, {});
+  EXPECT_EQ(p.layout, Layout::vector);
+  EXPECT_EQ(p.layout_reason, "");
+  EXPECT_THAT(names_of(p),
+              ElementsAre("pack_key_vq_head_d64_f16__vector1", "pack_value_vq_head_d128_f16__vector1",
+                          "key_scores_vq_head_d64_s4_b48_t4_half64_g8_f16__vector1",
+                          "value_mix_vq_head_d128_g3_f16__vector1", "dequantise_key_vq_head_d64_f32__vector1",
+                          "dequantise_value_vq_head_d128_f32__vector1", "copy_pages__any"));
+  ASSERT_EQ(p.skipped.size(), 1u);
+  EXPECT_THAT(p.skipped[0].reason, HasSubstr("head dimensions of keys and values differ (64 and 128)"));
+  const Plan chosen = plan(artifact, {{"sm_75"}, Dtype::bf16, Layout::vector, {Family::key_scores}});
+  EXPECT_THAT(names_of(chosen), ElementsAre("key_scores_vq_head_d64_half64_g3_bf16__vector1"));
+  EXPECT_THAT(chosen.layout_reason, HasSubstr("on tensor cores it needs the tensor cores of sm_80 and later (sm_75)"));
+  const Plan old = plan(artifact, {{"sm_75"}, Dtype::f16, {}, {}});
+  ASSERT_EQ(old.skipped.size(), 1u);
+  EXPECT_EQ(old.skipped[0].family, Family::attention);
+  const Plan channels = plan(made::kernel_artifact("kvcc-2-channels", 1, 1, 9, 64, 64), {});
+  EXPECT_THAT(names_of(channels), testing::Contains("key_scores_vq_channels_d64_s3_b32_t4_half64_g16_f16__vector1"));
+  EXPECT_THAT(names_of(channels),
+              testing::Contains("attention_vq_channels_d64_s3_b32_t4_half64_v_vq_channels_d64_s4_b32_t4_g16_f16__"
+                                "vector1"));
+  const Plan wide = plan(made::kernel_artifact("kvcc-2-head", 1, 2, 3, 256, 256), {});
+  EXPECT_THAT(names_of(wide), testing::Contains("key_scores_vq_head_d256_half256_g3_f16__vector1"));
+  EXPECT_THAT(wide.layout_reason, HasSubstr("key_scores is scalar: on tensor cores it has no"));
+}
+
+TEST(Plan, WhatVectorCodebooksDoNotHaveIsRefused) {
+  const Artifact artifact = made::kernel_artifact("kvcc-2-head", 2, 2, 3, 64, 64);
+  EXPECT_THAT(refusal(artifact, ErrorKind::usage, {{}, Dtype::f16, Layout::mma, {}}),
+              HasSubstr("mma-1 for vector codebooks"));
+  EXPECT_THAT(refusal(artifact, ErrorKind::usage, {{"sm_75"}, Dtype::f16, {}, {Family::attention}}),
+              HasSubstr("nothing to compile of the families asked for"));
+  Targets cpu;
+  cpu.cpu = true;
+  EXPECT_THAT(refusal(artifact, ErrorKind::usage, cpu), HasSubstr("are built into the runtime"));
+  EXPECT_THAT(refusal(made::kernel_artifact("kvcc-2-head", 1, 2, 3, 48, 48), ErrorKind::usage),
+              HasSubstr("layout vector-1 has no head dimension 48"));
+  EXPECT_THAT(refusal(made::kernel_artifact("kvcc-nuq3-1%-sink1", 1, 2, 3, 64, 64), ErrorKind::usage,
+                      {{}, Dtype::f16, Layout::vector, {}}),
+              HasSubstr("vector-1 for a scheme of scalar levels"));
+  try {  // across the heads of a layer
+    made::kernel_artifact("kvcc-2", 1, 2, 3, 64, 64);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::usage);
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("tiny-3, vector codebooks: a transform across the heads"),
+                                             HasSubstr("kvcc-2-head")));
+  }
+}
+
+TEST(Plan, OneLayerThatNeedsATransformGivesAllLayersOne) {
+  Codebook book = made::kernel_codebook("kvcc-2-head", 2, 2, 3, 64, 64);
+  std::fill_n(book.key.inverse.begin(), 2 * 64 * 64, 0.0f);
+  for (size_t i = 0; i < 2 * 64; ++i) book.key.inverse[i * 64 + i % 64] = 0.5f;
+  const Artifact artifact = describe(book, "tiny-3");
+  EXPECT_TRUE(artifact.key_vectors.transform);
+  for (const auto& places : artifact.key_vectors.places) EXPECT_GE(places[KVCC_VECTOR_INVERSE], 0);
+}
+
 TEST(Plan, RefusalsNameWhatIsMissing) {
   EXPECT_THAT(refusal(made::kernel_artifact("kvcc-nuq3-1%-cap-qnorm-sink1", 2, 2, 3, 64, 64), ErrorKind::usage),
               HasSubstr("without cap and qnorm"));

@@ -1,4 +1,5 @@
-// The shipped rows of layout mma-1: few, legal, and between them every pair of choices.
+// The shipped rows of layouts mma-1 and vector-1: few, legal, and between them every pair of choices of mma-1, every
+// choice of vector-1.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,15 +78,18 @@ void each_legal(const Visit& visit) {
 }
 
 TEST(Shipped, RowsAreFewLegalAndDistinct) {
-  EXPECT_LE(shipped().size(), 48u);
+  size_t vectors = 0;
   std::set<std::string> names;
   for (const Shipped& row : shipped()) {
+    vectors += row.configuration.layout == Layout::vector ? 1 : 0;
     EXPECT_TRUE(names.insert(name(row.configuration)).second) << name(row.configuration);
     EXPECT_THAT(missing(row.configuration), testing::IsEmpty()) << name(row.configuration);
     EXPECT_GT(row.registers, 0);
     EXPECT_LE(row.registers, 255);
     EXPECT_LE(row.shared_bytes, 99 * 1024) << "sm_86, sm_89 and sm_120 give a block no more";
   }
+  EXPECT_LE(vectors, 28u);
+  EXPECT_LE(shipped().size() - vectors, 48u);
   for (const char* wanted :
        {"key_scores_nuq3_channel_d128_none_half128_g8_f16__mma1", "value_mix_nuq3_token_d128_none_g8_f16__mma1",
         "attention_nuq3_channel_d128_none_half128_v_nuq3_token_d128_none_g8_f16__mma1",
@@ -105,10 +109,37 @@ TEST(Shipped, CoverEveryPairOfChoices) {
   EXPECT_GT(legal, 4000u);
   EXPECT_GT(wanted.size(), 300u);
   for (const Shipped& row : shipped()) {
-    if (row.configuration.family != Family::copy_pages) found.merge(pairs_of(row.configuration));
+    if (row.configuration.layout == Layout::mma) found.merge(pairs_of(row.configuration));
   }
   for (const auto& [a, b] : wanted) {
     EXPECT_TRUE(found.contains({a, b})) << a.first << " " << a.second << " with " << b.first << " " << b.second;
+  }
+}
+
+TEST(Shipped, CoverEveryChoiceOfVectorCodebooks) {
+  for (const bool tensor_cores : {false, true}) {
+    for (const Family family : families_of(Layout::vector)) {
+      if (family == Family::copy_pages || (tensor_cores ? !takes_rope(family) : family == Family::attention)) continue;
+      std::set<std::string> ropes;
+      std::set<bool> transforms;
+      std::set<int> tiles;
+      for (const Shipped& row : shipped()) {
+        const Configuration& c = row.configuration;
+        if (c.layout != Layout::vector || c.family != family || (c.steps > 0) != tensor_cores) continue;
+        EXPECT_EQ(c.grid, Grid::vector);
+        if (!tensor_cores) {
+          EXPECT_LE(row.registers, 128) << "as phased kernels state";
+          EXPECT_LE(row.shared_bytes, 48 * 1024) << "static shared memory";
+        }
+        transforms.insert(c.transform);
+        ropes.insert(std::string(to_text(c.rope)));
+        tiles.insert(c.group_tile);
+      }
+      const Choices& list = tensor_cores ? tensor_core_choices(family) : choices(Layout::vector, family);
+      EXPECT_EQ(transforms.size(), 2u) << to_text(family);
+      EXPECT_EQ(ropes.size(), list.ropes.size()) << to_text(family);
+      if (tensor_cores) EXPECT_EQ(tiles, (std::set<int>{8, 16})) << to_text(family);
+    }
   }
 }
 

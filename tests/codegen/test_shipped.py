@@ -1,4 +1,4 @@
-"""The shipped rows of layout mma-1 (kernels/list): each compiles for every architecture without spills, within the registers and the
+"""The shipped rows of layouts mma-1 and vector-1 (kernels/list): each compiles for every architecture without spills, within the registers and the
 shared memory that its row states, and under g++ for the emulator."""
 import subprocess
 from concurrent.futures import ThreadPoolExecutor

@@ -405,7 +405,7 @@ KERNELS = [
     ("F55 future version", put("schema_version", 2), ["kernels format 2, this build reads up to 1"]),
     ("version 0", put("schema_version", 0), ["'schema_version' is 0"]),
     ("version a text", put("schema_version", "1"), ["'schema_version' is \"1\""]),
-    ("unknown layout", put("layout", "mma-9"), ["'layout' is \"mma-9\"", "linear-1 or mma-1"]),
+    ("unknown layout", put("layout", "mma-9"), ["'layout' is \"mma-9\"", "linear-1, mma-1 or vector-1"]),
     ("no files", drop("files"), ["'files' is missing"]),
     ("files a list", put("files", []), ["'files' is []", "an object"]),
     ("file outside the folder", put("files", "../x", "0" * 64), ["files", "file '../x'", "inside the folder"]),

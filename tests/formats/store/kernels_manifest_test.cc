@@ -111,7 +111,7 @@ TEST(KernelsManifest, MembersAreNamedWhenWrong) {
   EXPECT_THAT(refused([](auto& d) { d["schema_version"] = 2; }),
               HasSubstr("kernels format 2, this build reads up to 1"));
   EXPECT_THAT(refused([](auto& d) { d["layout"] = "mma-7"; }),
-              AllOf(HasSubstr("'layout' is \"mma-7\""), HasSubstr("linear-1 or mma-1")));
+              AllOf(HasSubstr("'layout' is \"mma-7\""), HasSubstr("linear-1, mma-1 or vector-1")));
   EXPECT_THAT(refused([](auto& d) { d["layout"] = "mma-1"; }), "accepted");
   EXPECT_THAT(refused([](auto& d) { d.erase("content_sha256"); }), HasSubstr("'content_sha256' is missing"));
   EXPECT_THAT(refused([](auto& d) { d["kernels"][0].erase("launch"); }), HasSubstr("'launch' is missing"));

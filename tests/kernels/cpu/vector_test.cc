@@ -3,8 +3,9 @@
 #include <array>
 #include <thread>
 
+#include "formats/codec/vector_tables.h"
 #include "formats/core/error.h"
-#include "kernels/cpu/vector_tables.h"
+#include "kernels/cpu/vector_units.h"
 #include "kernels/reference/attention.h"
 #include "tests/kernels/cpu/readers_cases.h"
 #include "tests/kernels/cpu/units.h"
@@ -13,7 +14,6 @@
 namespace kvcc::test {
 namespace {
 
-using cpu::VectorTables;
 using reference::VectorCache;
 
 constexpr float kMultiplier = 0.17f;

@@ -2,7 +2,7 @@
 // byte, sums lie within their rounding, and every schedule gives the same bits.
 #include <algorithm>
 
-#include "kernels/cpu/vector_tables.h"
+#include "formats/codec/vector_tables.h"
 #include "kernels/device/value_mix.cuh"
 #include "kernels/device/vector_dequantise.cuh"
 #include "kernels/device/vector_key_scores.cuh"
@@ -21,12 +21,12 @@ using device::Rope;
 
 constexpr int kHeads = 2, kGroup = 3;
 
-template <bool transform, int dim, Rope rope, int rotary>
+template <bool transform, int dim, Rope rope, int rotary, int tile = kGroup, Dtype dtype = Dtype::f16>
 struct VectorConfig {
   static constexpr bool kTransform = transform, kMixed = false;
-  static constexpr int kHeadDim = dim, kRotaryDim = rotary, kGroupTile = kGroup;
+  static constexpr int kHeadDim = dim, kRotaryDim = rotary, kGroupTile = tile;
   static constexpr Rope kRope = rope;
-  static constexpr Dtype kDtype = Dtype::f16;
+  static constexpr Dtype kDtype = dtype;
 };
 
 /// One sequence's tensor, and what kernels take of it.
@@ -54,7 +54,7 @@ struct Side {
   }
   std::mt19937 random;
   VectorQuantiser q;
-  cpu::VectorTables tables;
+  VectorTables tables;
   std::vector<float> x;
   reference::VectorCache cache;
   int32_t length;
@@ -70,7 +70,7 @@ struct Pool {
 /// Calls that begin, continue and end pages.
 template <class C>
 void check_pack(uint32_t seed) {
-  const int tokens = kSmall ? 12 : 150;
+  const int tokens = kSmall ? 12 : C::kHeadDim > 64 ? 70 : 150;
   Side side(C::kTransform, C::kHeadDim, tokens, 0, seed);
   const Pool wanted{side.cache.pages, side.cache.exact, 0};
   const int columns = kHeads * C::kHeadDim;
@@ -86,7 +86,7 @@ void check_pack(uint32_t seed) {
     for (int32_t first = 0, count = tokens / 2; first < tokens; first += count, count = std::min(5, tokens - first)) {
       const std::vector<uint8_t> bytes =
           as_dtype({side.x.begin() + first * columns, side.x.begin() + static_cast<ptrdiff_t>(first + count) * columns},
-                   Dtype::f16);
+                   C::kDtype);
       KvccVectorPackParams p{};
       p.pack.cache = side.view();
       p.pack.x = bytes.data();
@@ -119,6 +119,12 @@ void check_dequantise(Side& side) {
   EXPECT_EQ(found, bits_of(wanted));
 }
 
+template <class C>
+void check_rows(uint32_t seed) {
+  Side side(C::kTransform, C::kHeadDim, kSmall ? 12 : 70, kSmall ? 3 : 7, seed);
+  check_dequantise<C>(side);
+}
+
 void expect_sums(const std::vector<uint32_t>& found, const reference::Sums& wanted,
                  const std::vector<double>& magnitude, int terms) {
   ASSERT_EQ(found.size(), wanted.value.size());
@@ -133,21 +139,22 @@ void check_keys(uint32_t seed) {
   const int tokens = kSmall ? 20 : 100;
   Side side(C::kTransform, D, tokens, kSmall ? 3 : 20, seed);
   check_dequantise<C>(side);
-  const auto query = make_rows(kHeads * kGroup, D, side.random);
-  const auto bytes = as_dtype(query, Dtype::f16);
+  const auto query = make_rows(kHeads * C::kGroupTile, D, side.random);
+  const auto bytes = as_dtype(query, C::kDtype);
   const auto rope = make_rope(C::kRotaryDim, C::kRope == Rope::interleaved, tokens);
   const auto found = under_all_schedules([&](const emulator::Options& options) {
-    std::vector<float> scores(static_cast<size_t>(kHeads) * kGroup * tokens, -1.0f);
+    std::vector<float> scores(static_cast<size_t>(kHeads) * C::kGroupTile * tokens, -1.0f);
     KvccVectorKeyScoresParams p{};
-    p.scores = {side.view(), bytes.data(), rope.cosine.data(), rope.sine.data(), scores.data(), tokens, 0.125f,
-                kGroup,      tokens};
+    p.scores = {side.view(),   bytes.data(), rope.cosine.data(), rope.sine.data(), scores.data(), tokens, 0.125f,
+                C::kGroupTile, tokens};
     p.tensor = side.tables.tensor();
     emulator::run<device::VectorKeyScores<C>>(p, kvcc_grid_key_scores(&p.scores, D), options, "vector key_scores");
     return bits_of(scores);
   });
   const auto wanted =
-      reference::key_scores(reference::unpack(side.q, side.cache), query, kHeads, D, kGroup, rope, 0.125f);
-  const auto most = reference::key_scores(magnitudes(side.q, side.cache), query, kHeads, D, kGroup, rope, 0.125f);
+      reference::key_scores(reference::unpack(side.q, side.cache), query, kHeads, D, C::kGroupTile, rope, 0.125f);
+  const auto most =
+      reference::key_scores(magnitudes(side.q, side.cache), query, kHeads, D, C::kGroupTile, rope, 0.125f);
   expect_sums(found, wanted, most.magnitude, D + 2);
 }
 
@@ -157,25 +164,26 @@ void check_values(uint32_t seed) {
   const int tokens = kSmall ? 12 : 90;
   Side side(C::kTransform, D, tokens, kSmall ? 3 : 7, seed);
   check_dequantise<C>(side);
-  const auto weights = make_rows(kHeads * kGroup, tokens, side.random);
-  const auto bytes = as_dtype(weights, Dtype::f16);
+  const auto weights = make_rows(kHeads * C::kGroupTile, tokens, side.random);
+  const auto bytes = as_dtype(weights, C::kDtype);
   const auto found = under_all_schedules([&](const emulator::Options& options) {
-    std::vector<float> out(static_cast<size_t>(kHeads) * kGroup * D, -1.0f), partial(out.size() * kSplits, -1.0f);
+    std::vector<float> out(static_cast<size_t>(kHeads) * C::kGroupTile * D, -1.0f),
+        partial(out.size() * kSplits, -1.0f);
     KvccVectorValueMixParams p{};
     p.mix.cache = side.view();
     p.mix.weights = bytes.data();
     p.mix.partial = partial.data();
     p.mix.out = out.data();
     p.mix.weights_stride = tokens;
-    p.mix.group = kGroup;
+    p.mix.group = C::kGroupTile;
     p.mix.splits = kSplits;
     p.tensor = side.tables.tensor();
     emulator::run<device::VectorValueMix<C>>(p, kvcc_grid_value_mix(&p.mix), options, "vector value_mix");
-    emulator::run<device::ValueMerge<C>>(p.mix, kvcc_grid_value_merge(&p.mix, D), options, "value_mix_merge");
+    emulator::run<device::VectorValueMerge<C>>(p, kvcc_grid_value_merge(&p.mix, D), options, "value_mix_merge");
     return bits_of(out);
   });
-  const auto wanted = reference::value_mix(reference::unpack(side.q, side.cache), weights, kHeads, D, kGroup);
-  const auto most = reference::value_mix(magnitudes(side.q, side.cache), weights, kHeads, D, kGroup);
+  const auto wanted = reference::value_mix(reference::unpack(side.q, side.cache), weights, kHeads, D, C::kGroupTile);
+  const auto most = reference::value_mix(magnitudes(side.q, side.cache), weights, kHeads, D, C::kGroupTile);
   expect_sums(found, wanted, most.magnitude, tokens + D);
 }
 
@@ -194,6 +202,48 @@ TEST(EmulatedVector, WideHeads) {
   check_keys<Wide>(7);
   check_values<Wide>(8);
 }
+
+// The shipped rows.
+#define KVCC_FORM(name)
+#define KVCC_HEAD_DIM(head_dim)
+#define KVCC_ROPE(rope)
+#define KVCC_DTYPE(dtype)
+constexpr bool head = true, channels = false;
+#define KVCC_SHIP_VECTOR(form, head_dim, rope, rotary_dim, group_tile, dtype, registers, shared_bytes)    \
+  TEST(KVCC_SUITE, form##_d##head_dim##_##rope##rotary_dim##_g##group_tile##_##dtype) {                   \
+    if (kSmall && head_dim > 64) GTEST_SKIP() << "the same accesses as narrow heads";                     \
+    KVCC_CHECK<VectorConfig<form, head_dim, Rope::rope, rotary_dim, group_tile, Dtype::dtype>>(head_dim); \
+  }
+#define KVCC_SUITE EmulatedVectorPackKey
+#define KVCC_CHECK check_pack
+#include "kernels/list/vector_pack_key.inc"
+#undef KVCC_SUITE
+#undef KVCC_CHECK
+#define KVCC_SUITE EmulatedVectorPackValue
+#define KVCC_CHECK check_pack
+#include "kernels/list/vector_pack_value.inc"
+#undef KVCC_SUITE
+#undef KVCC_CHECK
+#define KVCC_SUITE EmulatedVectorKeyScores
+#define KVCC_CHECK check_keys
+#include "kernels/list/vector_key_scores.inc"
+#undef KVCC_SUITE
+#undef KVCC_CHECK
+#define KVCC_SUITE EmulatedVectorValueMix
+#define KVCC_CHECK check_values
+#include "kernels/list/vector_value_mix.inc"
+#undef KVCC_SUITE
+#undef KVCC_CHECK
+#define KVCC_SUITE EmulatedVectorDequantiseKey
+#define KVCC_CHECK check_rows
+#include "kernels/list/vector_dequantise_key.inc"
+#undef KVCC_SUITE
+#undef KVCC_CHECK
+#define KVCC_SUITE EmulatedVectorDequantiseValue
+#define KVCC_CHECK check_rows
+#include "kernels/list/vector_dequantise_value.inc"
+#undef KVCC_SUITE
+#undef KVCC_CHECK
 
 }  // namespace
 }  // namespace kvcc::test

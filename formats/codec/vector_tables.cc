@@ -1,4 +1,4 @@
-#include "kernels/cpu/vector_tables.h"
+#include "formats/codec/vector_tables.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,7 +7,7 @@
 #include "formats/core/error.h"
 #include "formats/layout/vector.h"
 
-namespace kvcc::cpu {
+namespace kvcc {
 namespace {
 
 constexpr int kMostPlaneBits = 6;  // KvccVectorQuad::plane
@@ -29,7 +29,8 @@ float folded(const VectorQuantiser& q, const CodeGroup& group, const float* vect
 
 }  // namespace
 
-VectorTables::VectorTables(const VectorQuantiser& q) : heads_(q.heads), dim_(q.dim) {
+VectorTables::VectorTables(const VectorQuantiser& q, Form form)
+    : heads_(q.heads), dim_(q.dim), transform_(form == Form::transform) {
   const std::vector<CodeGroup> groups = groups_of(q);
   if (q.units != q.heads) {
     throw refuse("a transform across the heads of a layer",
@@ -103,7 +104,37 @@ VectorTables::VectorTables(const VectorQuantiser& q) : heads_(q.heads), dim_(q.d
              forward_mean_.data(),
              first_group_.data(),
              groups_.data(),
-             planes_.data()};
+             planes_.data(),
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr,
+             nullptr};
+}
+
+std::array<int64_t, KVCC_VECTOR_ARRAYS> VectorTables::append_to(std::string& bytes) const {
+  std::array<int64_t, KVCC_VECTOR_ARRAYS> places;
+  places.fill(-1);
+  const auto append = [&](int array, const auto& values) { places[array] = append_array(bytes, values); };
+  append(KVCC_VECTOR_HEAD_WORDS, head_words_);
+  append(KVCC_VECTOR_TOKEN_BITS, token_bits_);
+  append(KVCC_VECTOR_FIRST_QUAD, first_quad_);
+  append(KVCC_VECTOR_QUADS, quads_);
+  append(KVCC_VECTOR_TABLES, tables_);
+  append(KVCC_VECTOR_PLACES, places_);
+  append(KVCC_VECTOR_PLACE, place_);
+  append(KVCC_VECTOR_CONSTANT, constant_);
+  append(KVCC_VECTOR_INVERSE, inverse_);
+  append(KVCC_VECTOR_ACTIVE, active_);
+  append(KVCC_VECTOR_MEAN, mean_);
+  append(KVCC_VECTOR_ACTIVE_MEAN, active_mean_);
+  append(KVCC_VECTOR_FORWARD, forward_);
+  append(KVCC_VECTOR_FORWARD_MEAN, forward_mean_);
+  append(KVCC_VECTOR_FIRST_GROUP, first_group_);
+  append(KVCC_VECTOR_GROUPS, groups_);
+  append(KVCC_VECTOR_PLANES, planes_);
+  return places;
 }
 
 std::vector<std::vector<int>> VectorTables::channels_of(const VectorQuantiser& q, int head,
@@ -190,4 +221,4 @@ void VectorTables::add_matrices(const VectorQuantiser& q, int head) {
   }
 }
 
-}  // namespace kvcc::cpu
+}  // namespace kvcc
