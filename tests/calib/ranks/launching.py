@@ -10,7 +10,7 @@ from support import BUILD, random_ids, tiny_llama
 
 COLLECT = BUILD / "libexec/kvcc/kvcc-collect"
 FIT = BUILD / "libexec/kvcc/kvcc-fit"
-SCHEMES = ["--scheme", "kvcc-nuq3-1%-sink1", "--scheme", "int4-channel-prerope", "--scheme", "kvcc-2"]
+SCHEMES = ["--scheme", "kvcc-nuq3-1%-sink1", "--scheme", "int4-channel-prerope", "--scheme", "kvcc-2", "--scheme", "kvcc-2-predict"]
 # Of the machine's own launcher, if the tests run under one.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "SLURM_", "PMI_", "TORCHELASTIC_", "MPI_", "KVCC_RANKS_")
 
