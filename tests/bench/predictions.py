@@ -6,6 +6,8 @@ launches (2 to 4 us each) and short contexts that leave multiprocessors idle are
   DRAM           92 % of the peak
   issue          128 lane instructions a clock and multiprocessor
   shared memory  one wavefront (128 bytes) a clock and multiprocessor; wide loads count as wide where lanes share words, too
+  tensor cores   fp16 multiply-adds a clock and multiprocessor of the data sheet; counted for vector codebooks alone, whose keys they transform.
+                 mma.sync, which the kernels use, reaches less than that on H100 and H200
 
 The ratio to fp16 is the same at every context, as both sides are bounds without a constant part. One layer, 32 KV heads of 128 channels, one sequence, up to 8 query heads a KV head (all for the price of one)."""
 import argparse
@@ -35,10 +37,16 @@ class Gpu:
     multiprocessors: int
     clock: float      # Hz
     bandwidth: float  # bytes a second
+    products: int     # of tensor cores, fp16 with f32 sums, a clock and multiprocessor
 
 
-GPUS = [Gpu("A6000", "sm_86", 84, 1.80e9, 768e9), Gpu("A100", "sm_80", 108, 1.41e9, 2039e9), Gpu("H100", "sm_90", 132, 1.755e9, 3350e9),
-        Gpu("H200", "sm_90", 132, 1.755e9, 4800e9)]
+GPUS = [Gpu("A6000", "sm_86", 84, 1.80e9, 768e9, 512), Gpu("A100", "sm_80", 108, 1.41e9, 2039e9, 1024),
+        Gpu("H100", "sm_90", 132, 1.755e9, 3350e9, 2048), Gpu("H200", "sm_90", 132, 1.755e9, 4800e9, 2048)]
+
+# Vector codebooks at about 2 bits: pairs of 5 bits for a quarter of the coordinates, then fours of 7. What the keys' transform costs, and
+# whether tables lie in shared memory, decides: without a transform the kernel multiplies by a permutation, at the same cost.
+MMA_PRODUCTS = 16 * 16 * 8
+GATHER_WAVEFRONTS = {"ld.v2.u32": 6.2, "ld.u32": 3.5}  # of a warp's rows of 8 and of 4 bytes in shared memory: lanes at random banks
 
 
 def unit(family, bits, outliers):
@@ -116,6 +124,33 @@ def rows(costs, beside, per_outlier):
                            "wavefronts_per_element": wavefronts, "binds": binds, "contexts": times}
 
 
+def traced_vectors(folder, build, nvcc):
+    """Of attention over vector codebooks, an element of keys and values together: instructions of PTX, wavefronts of shared memory without
+    the tables' rows, those of the rows by where the tables lie (in the L1 cache a sector each), MMAs of a warp; and bytes."""
+    from unit_trace import Traced
+    from units import VectorUnit
+    made = VectorUnit("attention", dim=DIM, rotary=DIM)
+    run = Traced(made, folder, build, nvcc).run(f"group={QUERIES}", tokens=256, heads=1)
+    dense = run.dense_instructions()
+    loads = [i for i in dense if i["opcode"] in GATHER_WAVEFRONTS]
+    gathers = {"shared memory": sum(i["issues"] * GATHER_WAVEFRONTS[i["opcode"]] for i in loads), "L1 cache": sum(i["sectors"] for i in loads)}
+    count = lambda some: sum(i["issues"] for i in some) / run.elements  # noqa: E731
+    return {"instructions": 32 * count(dense), "wavefronts": sum(i["wavefronts"] for i in dense) / run.elements, "gathers": {where: all_ / run.elements for where, all_ in gathers.items()},
+            "mmas": count([i for i in dense if i["opcode"].startswith("mma")]), "bytes": 2 * made.token_bits() / 8 / DIM, "bits": made.token_bits() / DIM}
+
+
+def vector_rows(cost):
+    """Of each GPU, with tables in shared memory and read through the L1 cache: what binds, and the ratio to fp16."""
+    for gpu in GPUS:
+        for where, wavefronts in cost["gathers"].items():
+            bounds = predict(gpu, 1, cost["bytes"], cost["instructions"], cost["wavefronts"] + wavefronts)
+            bounds["tensor cores"] = cost["mmas"] * MMA_PRODUCTS / (gpu.products * gpu.multiprocessors * gpu.clock)
+            binds = max(bounds, key=bounds.get)
+            fp16 = 4 / (DRAM_SHARE * gpu.bandwidth)
+            yield {"kernel": "attention of vector codebooks", "bits": cost["bits"], "gpu": gpu.name, "tables": where, "binds": binds,
+                   "ratio": fp16 / bounds[binds], "ratios": {name: fp16 / seconds for name, seconds in bounds.items()}}
+
+
 def measure(build):
     from codegen.conftest import _nvcc
     from codegen.sass import tool
@@ -125,10 +160,10 @@ def measure(build):
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         beside, per_outlier = traced(folder, build, nvcc)
-        return list(rows(machine_code(folder, build), beside, per_outlier)), per_outlier
+        return list(rows(machine_code(folder, build), beside, per_outlier)), per_outlier, traced_vectors(folder, build, nvcc)
 
 
-def show(predictions, per_outlier):
+def show(predictions, per_outlier, cost):
     print("predicted, no GPU was used: lower bounds, to a factor of two")
     print(__doc__.split("\n\n", 1)[1])
     print("\nAn element of attention is a key's and a value's. Lane instructions an outlier adds: "
@@ -144,16 +179,25 @@ def show(predictions, per_outlier):
                   f" {row['binds']:<13} {times}   {row['contexts'][CONTEXTS[-1]]['ratio']:.2f}")
 
 
+    print(f"\nVector codebooks, {cost['bits']:.2f} bits, keys and values transformed; an element of keys and values together: {cost['bytes']:.3f} bytes, "
+          f"{cost['instructions']:.1f} instructions of PTX, {cost['mmas'] * MMA_PRODUCTS:.0f} products of tensor cores, {cost['wavefronts']:.3f} wavefronts, "
+          + ", ".join(f"{count:.3f} more for tables in {where}" for where, count in cost["gathers"].items()) + ". Times the speed of fp16, by what would bind:")
+    for row in vector_rows(cost):
+        ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in row["ratios"].items())
+        print(f"  {row['gpu']:<6} tables in {row['tables']:<13}: {row['ratio']:.2f} ({row['binds']}); {ratios}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     build = Path(os.environ.get("KVCC_BUILD", TESTS.parent / "build")).resolve()
-    predictions, per_outlier = measure(build)
+    predictions, per_outlier, cost = measure(build)
     if options.json:
-        print(json.dumps({"note": "predicted, no GPU was used", "instructions_per_outlier": per_outlier, "predictions": predictions}, indent=1))
+        print(json.dumps({"note": "predicted, no GPU was used", "instructions_per_outlier": per_outlier, "predictions": predictions,
+                          "vectors": {"cost": cost, "predictions": list(vector_rows(cost))}}, indent=1))
     else:
-        show(predictions, per_outlier)
+        show(predictions, per_outlier, cost)
 
 
 if __name__ == "__main__":

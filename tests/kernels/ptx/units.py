@@ -49,6 +49,39 @@ class Unit:
         return [f"{name}={getattr(self, name)}" for name in names]
 
 
+@dataclass(frozen=True)
+class VectorUnit:
+    """Of vector codebooks on tensor cores: both tensors of one form, pairs for a quarter of the coordinates, then fours."""
+    family: str
+    form: str = "head"
+    dim: int = 128
+    rotary: int = 128
+    pair_bits: int = 5
+    four_bits: int = 7
+    room: tuple = (8, 256, 32)         # steps, bits of a token, KiB of tables
+    value_room: tuple = (8, 256, 32)
+
+    @property
+    def name(self):
+        def tensor(room):
+            return "vq_{}_d{}_s{}_b{}_t{}".format(self.form, self.dim, *room)
+        values = f"_v_{tensor(self.value_room)}" if self.family == "attention" else ""
+        return f"{self.family}_{tensor(self.room)}_half{self.rotary}{values}_g8_f16__vector1"
+
+    @property
+    def symbol(self):
+        return "kvcc_" + self.name
+
+    def token_bits(self):
+        """Of a head."""
+        return self.dim // 8 * self.pair_bits + self.dim * 3 // 16 * self.four_bits
+
+    def options(self):
+        names = ["family", "form", "dim", "rotary", "pair_bits", "four_bits"]
+        return ["layout=vector-1", "rope=half", f"steps={self.room[0]}", f"value_steps={self.value_room[0]}",
+                *(f"{name}={getattr(self, name)}" for name in names)]
+
+
 def run(command, **kw):
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, **kw)
     assert done.returncode == 0, f"{command[0]} … {command[-1]}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"

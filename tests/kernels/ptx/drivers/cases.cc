@@ -247,6 +247,7 @@ void run_case(Run& run) {
   const std::string family = run.options.text("family", ""), layout = run.options.text("layout", "mma-1");
   if (layout == "linear-1" && family == "key_scores") return linear_key_scores(run, random);
   if (layout == "linear-1" && family == "pack_value") return linear_pack_value(run, random);
+  if (layout == "vector-1") return run_vector_case(run, family);
   if (layout != "mma-1") throw std::runtime_error("no such case");
   if (family == "attention") return attention(run, random);
   if (family == "key_scores") return key_scores(run, random);

@@ -114,6 +114,9 @@ struct Run {
 /// Runs the case that the options name, and keeps what it wrote. Throws for options that name none.
 void run_case(Run& run);
 
+/// The same of layout vector-1 (vector_cases.cc).
+void run_vector_case(Run& run, const std::string& family);
+
 /// What floats of the outputs begin as.
 constexpr float kUnwritten = -12345.0f;
 
