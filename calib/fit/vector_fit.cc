@@ -18,8 +18,12 @@ namespace {
 constexpr int kTensors = 2;
 constexpr int64_t kTokensAtOnce = 2048;  ///< of a task
 
-/// Widths of the groups that `left` coordinates from `first` on may be taken in; `taken`: how many they cover.
-std::vector<std::vector<int>> ways_of(int first, int size, int width, int& taken) {
+/// Effective bits above which fours, whose codes end at 2.5 bits a coordinate, are not enough for the last coordinates.
+constexpr double kManyBits = 3.5;
+
+/// Widths of the groups that `left` coordinates from `first` on may be taken in; `taken`: how many they cover. Pairs
+/// among the last half only with `pairs`: few bits are spent there, and fours spend them better.
+std::vector<std::vector<int>> ways_of(int first, int size, int width, bool pairs, int& taken) {
   const int left = size - first;
   if (width > 0) {
     taken = std::min(width, left);
@@ -27,7 +31,7 @@ std::vector<std::vector<int>> ways_of(int first, int size, int width, int& taken
   }
   constexpr int kBlock = 4;
   taken = std::min(kBlock, left);
-  if (taken < kBlock || first >= size / 2) return {{taken}};
+  if (taken < kBlock || (first >= size / 2 && !pairs)) return {{taken}};
   return {{4}, {2, 2}};
 }
 
@@ -66,6 +70,7 @@ VectorFit::VectorFit(const CacheShape& shape, std::span<const Scheme> schemes, c
 
 bool VectorFit::together(const Scheme& a, const Scheme& b) {
   if (a.value.predicted || b.value.predicted) return false;  // from keys as one budget decodes them
+  if ((a.budget > kManyBits) != (b.budget > kManyBits)) return false;
   return a.key == b.key && a.value == b.value && a.weight == b.weight;
 }
 
@@ -155,7 +160,7 @@ std::vector<VectorFit::Block> VectorFit::blocks_of(int tensor) const {
     for (int at = 0, taken = 0; at < size; at += taken) {
       Block block;
       block.unit = u;
-      for (const std::vector<int>& widths : ways_of(at, size, scheme.width, taken)) {
+      for (const std::vector<int>& widths : ways_of(at, size, scheme.width, schemes_[0].budget > kManyBits, taken)) {
         std::vector<Group> groups;
         int first = at;
         for (const int width : widths) {

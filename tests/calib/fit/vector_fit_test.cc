@@ -192,6 +192,16 @@ TEST(VectorFit, MoreBitsLoseLessAndKeepToTheBudget) {
   }
 }
 
+/// Fours of 8 bits hold 2 bits a coordinate, so that of 3.9 the last half of the coordinates could take no more than 2.
+TEST(VectorFit, ManyBitsAreSpentInPairs) {
+  const MadeLayer layer = made_layer(4, 150);
+  const LayerVectors fit = fitted(layer, {vector_scheme(3.9)})[0];
+  EXPECT_GE(codes(fit), 3.6);
+  EXPECT_LE(codes(fit), 3.9);
+  EXPECT_FALSE(VectorFit::together(vector_scheme(3.9), vector_scheme(3.4)));
+  EXPECT_TRUE(VectorFit::together(vector_scheme(3.9), vector_scheme(3.8)));
+}
+
 TEST(VectorFit, PredictionIsTheDefinition) {
   const MadeLayer layer = made_layer(3, 60);
   const LayerVectors fit = fitted(layer, {vector_scheme(2)})[0];
