@@ -98,6 +98,10 @@ bool linear_serves(const Artifact& artifact, const Targets& targets) {
 
 /// Of vector codebooks, which have one layout.
 void check_vector_targets(const Artifact& artifact, const Targets& targets) {
+  if (artifact.scheme.value.predicted) {
+    throw Error(ErrorKind::usage, artifact.name, "values that are predicted from keys", "values coded by themselves",
+                "fit with v-predict=none");
+  }
   if (targets.cpu) {
     throw Error(ErrorKind::usage, "--arch", "cpu for vector codebooks",
                 "architectures of GPUs: the CPU's units of vector codebooks are built into the runtime",

@@ -253,6 +253,9 @@ TEST(Plan, WhatVectorCodebooksDoNotHaveIsRefused) {
               HasSubstr("mma-1 for vector codebooks"));
   EXPECT_THAT(refusal(artifact, ErrorKind::usage, {{"sm_75"}, Dtype::f16, {}, {Family::attention}}),
               HasSubstr("nothing to compile of the families asked for"));
+  Artifact predicted = artifact;  // as one KV head can be: no kernel adds what its keys predict
+  predicted.scheme.value.predicted = true;
+  EXPECT_THAT(refusal(predicted, ErrorKind::usage), HasSubstr("values that are predicted from keys"));
   Targets cpu;
   cpu.cpu = true;
   EXPECT_THAT(refusal(artifact, ErrorKind::usage, cpu), HasSubstr("are built into the runtime"));
