@@ -23,9 +23,10 @@ struct Form {
   Rotation rotation;
   bool predicted = false;
 };
-constexpr std::array<Form, 4> kForms = {{{"", Rotation::fklt_layer},
+constexpr std::array<Form, 5> kForms = {{{"", Rotation::fklt_layer},
                                          {"-predict", Rotation::fklt_layer, true},
                                          {"-head", Rotation::fklt_head},
+                                         {"-head-predict", Rotation::fklt_head, true},
                                          {"-channels", Rotation::none}}};
 
 constexpr int kMostBits = 10;  ///< a table of 4 coordinates then takes 16 KiB in f32
@@ -88,7 +89,7 @@ std::vector<std::string> vector_names() {
 
 const PresetInfo& vector_preset() {
   static const PresetInfo info = {
-      "kvcc-{1,1.5,2,2.5,3,4}[-predict|-head|-channels][-sinkN]", "kvcc-2",
+      "kvcc-{1,1.5,2,2.5,3,4}[-predict|-head|-head-predict|-channels][-sinkN]", "kvcc-2",
       "vector codebooks over the Karhunen-Loeve transform in the metric of the loss, bits by rate and distortion over "
       "the whole model; across the heads of a layer, -predict: of values what the token's keys do not tell, -head: of "
       "each head, -channels: correlated channels without a "

@@ -95,8 +95,8 @@ class TensorCheck {
     only(fitted, t_.grid == Grid::vector, "rotate=fklt-…", "vq");
     only(t_.rotation != Rotation::none && !fitted, turns, "rotate", "int with an online range, lloyd or angles");
     only(t_.width != 0, t_.grid == Grid::vector, "width", "vq");
-    only(t_.predicted, t_.grid == Grid::vector && t_.rotation == Rotation::fklt_layer && !key_, "predict=key",
-         "values in vq with v-rotate=fklt-layer");
+    only(t_.predicted, t_.grid == Grid::vector && fitted && !key_, "predict=key",
+         "values in vq with v-rotate=fklt-head or v-rotate=fklt-layer");
     const bool length = t_.norm == Norm::head || t_.norm == Norm::head_corrected;
     only(length, t_.grid == Grid::lloyd, "norm", "token or varnN:G for int, head for lloyd");
     only(t_.norm == Norm::token, t_.grid == Grid::integer && grouped(), "norm=token", "int in groups");
@@ -176,7 +176,7 @@ void check(const Scheme& scheme, std::string_view text) {
                  "every group has a codebook of its own, in the metric of the gradients (f) or of the elements (none)");
   }
   if (value.predicted && key.rotation != value.rotation) {
-    throw refuse(text, "values predicted from keys without their transform", "k-rotate=fklt-layer");
+    throw refuse(text, "values predicted from keys of other units", "k-rotate and v-rotate alike");
   }
   const bool turned = online(key) && online(value) && key.rotation == value.rotation && key.site == Site::post_rope;
   if (scheme.needs_rotations() && !turned) {

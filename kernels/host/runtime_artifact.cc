@@ -55,6 +55,11 @@ class Reader {
       throw fields_.wrong("scheme_json", "not what the scheme says", scheme_json(out_.scheme));
     }
     if (out_.scheme.is_full()) throw unsupported(out_.name, "scheme fp", "quantised keys and values");
+    if (out_.scheme.value.predicted && out_.scheme.value.rotation != Rotation::fklt_layer) {
+      throw Error(ErrorKind::usage, out_.name,
+                  "scheme " + short_name(out_.scheme) + ", whose values are predicted from keys",
+                  "values coded by themselves", "kvcc-2-head is the like; kvcc eval and --cache simulated take this");
+    }
     if (out_.scheme.is_vector()) {
       for (const TensorScheme* scheme : {&out_.scheme.key, &out_.scheme.value}) {
         if (scheme->rotation != Rotation::fklt_layer) continue;

@@ -15,7 +15,7 @@ def tiny(tmp_path_factory):
     tiny_llama(folder / "model", initializer_range=0.12, max_position_embeddings=256)
     random_ids(folder / "calibration.npy", 4, 128)
     random_ids(folder / "prompt.npy", 1, 150, seed=3)
-    schemes = [part for name in ("kvcc-3-head", "kvcc-2-channels", "kvcc-2") for part in ("--scheme", name)]
+    schemes = [part for name in ("kvcc-3-head", "kvcc-2-channels", "kvcc-2", "kvcc-2-head-predict") for part in ("--scheme", name)]
     document = kvcc_json("calibrate", folder / "model", "-o", folder / "t.kvcb", "--ids", folder / "calibration.npy", "--samples", 4,
                          "--seqlen", 128, *schemes)
     return folder, {row["scheme"]: row["codebook"] for row in document["results"]}
@@ -63,6 +63,13 @@ def test_a_transform_across_heads_is_refused_and_simulated(tiny, tmp_path):
     _, error = kvcc("generate", tiny[0] / "model", "--codebook", tiny[1]["kvcc-2"], *prompt, code=2)
     assert "across the heads of a layer" in error and "tensor-parallel" in error and "kvcc-2-head" in error
     assert len(generate(tiny, tiny[1]["kvcc-2"], *prompt, "--cache", "simulated")["ids"]) == 2
+
+
+def test_predicted_values_are_refused_and_simulated(tiny):
+    prompt = ("--ids", tiny[0] / "prompt.npy", "--tokens", 2)
+    _, error = kvcc("generate", tiny[0] / "model", "--codebook", tiny[1]["kvcc-2-head-predict"], *prompt, code=2)
+    assert "predicted from keys" in error and "kvcc-2-head" in error
+    assert len(generate(tiny, tiny[1]["kvcc-2-head-predict"], *prompt, "--cache", "simulated")["ids"]) == 2
 
 
 def test_a_damaged_file_is_refused(tiny, tmp_path):

@@ -11,7 +11,7 @@ from support import BUILD, random_ids, tiny_llama
 
 PROGRAMS = BUILD / "libexec/kvcc"
 WINDOW = 72
-SCHEMES = ["kvcc-1", "kvcc-2", "kvcc-4", "kvcc-2-head", "kvcc-2-channels", "kvcc-2-head-sink4", "kvcc-2-predict"]
+SCHEMES = ["kvcc-1", "kvcc-2", "kvcc-4", "kvcc-2-head", "kvcc-2-channels", "kvcc-2-head-sink4", "kvcc-2-predict", "kvcc-2-head-predict"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,8 @@ def decoder(path, sink):
         turn, flat = turns[kind], x.reshape(tokens, -1)
         told = 0
         if kind == "value" and from_key is not None:
-            told = keys.pop(layer) @ from_key[layer, 0].T
+            parts = np.split(keys.pop(layer), from_key.shape[1], axis=1)
+            told = np.concatenate([part @ map_.T for part, map_ in zip(parts, from_key[layer])], 1)
             flat = flat - told
         units = turn["mean"].shape[1]
         out = []

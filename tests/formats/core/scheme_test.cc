@@ -150,7 +150,8 @@ TEST(Scheme, VectorPresetsAndTheirText) {
   EXPECT_TRUE(two.is_vector() && two.needs_calibration() && two.is_extended());
   EXPECT_FALSE(two.key.is_plain());
   for (const char* name : {"kvcc-1", "kvcc-1.5", "kvcc-2", "kvcc-2.5", "kvcc-3", "kvcc-4"}) {
-    for (const char* form : {"", "-predict", "-head", "-channels", "-sink0", "-head-sink4", "-predict-sink4"}) {
+    for (const char* form : {"", "-predict", "-head", "-channels", "-sink0", "-head-sink4", "-predict-sink4",
+                             "-head-predict", "-head-predict-sink0"}) {
       const std::string text = std::string(name) + form;
       EXPECT_EQ(short_name(parse_scheme(text)), text);
       EXPECT_EQ(parse_scheme(to_string(parse_scheme(text))), parse_scheme(text));
@@ -190,7 +191,7 @@ TEST(Scheme, RefusesVectorsThatMeanNothing) {
         "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-layer,v-rotate=fklt-layer,k-predict=key",
         "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-layer,v-rotate=fklt-layer,v-predict=yes",
         "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-head,v-rotate=fklt-layer,v-predict=key",
-        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-rotate=fklt-head,v-rotate=fklt-head,v-predict=key",
+        "k=vq10@prerope/tensor,v=vq10@tensor,weight=f,budget=2,k-width=4,v-width=4,v-predict=key",
         "k=int4@postrope/token,v=int4@token,v-predict=key",
         "kvcc-nuq4-budget",
         "k=int4@postrope/token,v=int4@token,budget=4",

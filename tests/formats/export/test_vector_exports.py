@@ -12,7 +12,7 @@ from support import kvcc, kvcc_json
 HEADS = 2
 
 
-@pytest.fixture(params=["kvcc-2-head", "kvcc-3-channels", "kvcc-2", "kvcc-2-predict"])
+@pytest.fixture(params=["kvcc-2-head", "kvcc-3-channels", "kvcc-2", "kvcc-2-predict", "kvcc-2-head-predict"])
 def artifact(request, tmp_path):
     return make(tmp_path / "a.kvcb", request.param)
 

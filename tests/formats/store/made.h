@@ -179,7 +179,8 @@ inline Codebook codebook(const std::string& scheme = "kvcc-nuq3-1%-sink1", int l
     make_vectors(out.value, out.scheme.value, layers, shape.kv_heads, shape.value_head_dim, 0.75f);
     if (out.scheme.value.predicted) {
       const size_t keys = static_cast<size_t>(shape.kv_heads) * shape.head_dim;
-      out.value.from_key = ramp(layers * keys * shape.kv_heads * shape.value_head_dim, -0.25f, 0.001f);
+      out.value.from_key =
+          ramp(layers * keys * shape.kv_heads * shape.value_head_dim / out.value.units, -0.25f, 0.001f);
     }
     out.provenance.held_out = 2;
   }

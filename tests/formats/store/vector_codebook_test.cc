@@ -151,7 +151,7 @@ std::vector<std::vector<float>> by_unit(const TensorCodebooks& tensor) {
 
 TEST(VectorCodebook, IsDividedByHeads) {
   const TemporaryFolder folder;
-  for (const char* scheme : {"kvcc-2-head", "kvcc-3-channels"}) {
+  for (const char* scheme : {"kvcc-2-head", "kvcc-3-channels", "kvcc-2-head-predict"}) {
     const Codebook whole = made::codebook(scheme);
     for (int rank = 0; rank < 2; ++rank) {
       Codebook part = shard_codebook(whole, {rank, 2}, "a.kvcb");
@@ -177,6 +177,9 @@ TEST(VectorCodebook, IsDividedByHeads) {
           EXPECT_TRUE(same(of_part.rotation_mean, of_whole.rotation_mean, n));
           EXPECT_TRUE(same(of_part.forward, of_whole.forward, n * n));
           EXPECT_TRUE(same(of_part.inverse, of_whole.inverse, n * n));
+          if (whole.scheme.value.predicted && tensor == &Codebook::value) {
+            EXPECT_TRUE(same(of_part.from_key, of_whole.from_key, n * static_cast<size_t>(whole.key.coordinates)));
+          }
           ASSERT_EQ(of_part.channel_order.empty(), of_whole.channel_order.empty());
           if (!of_whole.channel_order.empty()) {
             EXPECT_TRUE(same(of_part.channel_order, of_whole.channel_order, n));
